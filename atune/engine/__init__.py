@@ -1,6 +1,6 @@
-"""One run: proposes, compiles and measures candidates and runs the final, using the protocols in `interfaces`.
+"""The engine of a run: it proposes, compiles and measures candidates, and then runs the final.
 
-It imports `model`, `workload`, `journal` and `reporting`, and neither tilelang, torch nor CUDA. `workers` implements
-the protocols with processes and devices, and `stages` compiles and times the kernels. The strategies and their prior
-know nothing of the other modules, which ask them for candidates and tell them outcomes.
+This package imports `model`, `workload`, `journal` and `reporting`, but neither tilelang, torch nor CUDA. It uses
+workers through the protocols in `interfaces`: `workers` implements these protocols with processes and devices, and
+`stages` compiles and times the kernels. Strategies and the prior import none of the engine's other modules.
 """

@@ -1,9 +1,9 @@
-"""Bayesian optimisation: a Gaussian process predicts each candidate's speed, or the prior's error for it. It also
-says how uncertain each prediction is.
+"""Bayesian optimisation: a Gaussian process predicts the speed of each candidate, and how uncertain the prediction is.
+If there is a prior, the process predicts the prior's error for each candidate instead of the speed.
 
 Sources: Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions (Journal of Global
 Optimization 1998), for the expected improvement. Ginsbourger, Le Riche and Carraro, Kriging Is Well-Suited to
-Parallelize Optimization (2010), for candidates without an outcome: these count as if they had their predicted value.
+Parallelize Optimization (2010), for candidates without an outcome, which count as if they had their predicted value.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from atune.engine.strategy import DUPLICATE, Encoding, Searched
 from atune.model.candidate import failed_values
 
 LEAST_DRAWN, MOST_DRAWN = 4, 8
-"""Limits on the number of candidates to draw at first. Between them, the number is a quarter of the budget."""
+"""Least and largest number of candidates to draw at first. Between these limits, a quarter of the budget is drawn."""
 LEAST_OUTSTANDING = 16
 """With a prior, at least this many candidates may be outstanding."""
 SMALL_BUDGET, SMALL_BUDGET_SHARE, BUDGET_SHARE = 48, 0.25, 0.4
-"""Shares of a budget that may be outstanding. The first is for budgets of up to `SMALL_BUDGET` candidates, so that most
+"""Shares of a budget's candidates that may be outstanding. The first is for budgets up to `SMALL_BUDGET`, so that most
 proposals can use outcomes. The second is for larger budgets, so that compile workers get whole groups."""
 POWER = 2
-"""A candidate's speed is (fastest / its latency) to this power, so that fast candidates differ more; 0 if it fails."""
+"""Exponent in a candidate's speed, (fastest latency / own latency) ** `POWER`. A failed candidate has speed 0."""
 CHANGE_DECAY, DISTANCE_DECAY = 0.15, 0.35
-"""For each axis on which two candidates differ, their log similarity falls by the first plus distance × the second."""
+"""On each axis on which two candidates differ, log similarity falls by a constant plus a factor times the distance."""
 NOISE = 1e-3
 """Variance of a measurement, as a share of the variance of all candidates."""
 ERROR_DEVIATION, ERROR_WEIGHT = 0.08, 2.0
-"""The usual deviation of the prior's errors, as logarithms; and how many observed errors weigh as much as this figure
-(the conjugate prior of a variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten
-recorded spaces are 0.075 and 1.6; if any of the ten is left out, they are 0.071 to 0.086, and 1.3 to 1.9."""
+"""Usual deviation of the prior's logarithmic errors, and the number of observed errors with the same weight (the
+conjugate prior of a variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten recorded
+spaces are 0.075 and 1.6. Without any one space, the moments are 0.071 to 0.086, and 1.3 to 1.9."""
 NO_ESTIMATE, NUDGE = -1e3, 1e-9
-"""The value of candidates without an estimate, which puts them last; and the largest random change to break ties."""
+"""Value that puts candidates without an estimate last, and the largest random change that breaks a tie of estimates."""
 MOST_POOL, MOST_ROWS, RENEW_AFTER = 8192, 512, 64
-"""The process considers about `MOST_POOL` candidates at most, and remembers at most `MOST_ROWS` tried candidates, the
-fastest and the latest. It chooses both anew after `RENEW_AFTER` candidates."""
+"""A process considers about `MOST_POOL` candidates at most. A process remembers at most `MOST_ROWS` tried candidates:
+the fastest and the latest. After `RENEW_AFTER` candidates, a new process chooses both again."""
 
 
 class Process:
     """A Gaussian process over the candidates in `pool`, which learns of one candidate after another.
 
-    It keeps the rows of a Cholesky factor, and of the factor's product with all covariances, so that one more candidate
-    costs time proportional to rows times candidates.
+    It keeps the rows of a Cholesky factor, and the rows of the factor's product with all covariances. Learning of one
+    more candidate therefore takes time in proportion to the number of rows times the size of the pool.
     """
 
     def __init__(self, kernels: Sequence[NDArray[np.float64]], places: NDArray[np.int64], pool: list[int]) -> None:
@@ -62,7 +62,7 @@ class Process:
         return candidate in self.at
 
     def learn(self, candidate: int) -> None:
-        """Reduce the variance of a candidate that is being tried, and of similar ones. Its outcome comes later."""
+        """Reduce the variance of a candidate without an outcome that is being tried, and of similar candidates."""
         number, count = self.at[candidate], len(self.learned)
         if count == len(self._rows):
             self._factor = np.pad(self._factor, (0, count))
@@ -78,9 +78,9 @@ class Process:
         self.learned[candidate] = None
 
     def predict(self, values: dict[int, float], weight: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the expected value of each candidate in the pool given `values`, and its standard deviation.
+        """Return the expected value and the standard deviation of each candidate in the pool, given the known `values`.
 
-        `weight`: the number of observed errors that `ERROR_DEVIATION` is worth.
+        `weight`: the number of observed errors that have the same weight as `ERROR_DEVIATION`.
         """
         known = np.array(list(values.values()) or [0.0])
         middle = float(known.mean())
@@ -96,7 +96,7 @@ class Process:
 
 
 class Bayesian:
-    """Proposes the candidate with the largest expected improvement. Without a prior, it first draws some at random.
+    """Proposes the candidate with the largest expected improvement. Without a prior, the first candidates are random.
 
     This class numbers candidates by their position in `Searched.configs`; only `ask` and `tell` use indices.
     """
@@ -121,13 +121,13 @@ class Bayesian:
         self.asked = dict[int, None]()
         """All candidates that were asked for, in order."""
         self.latencies = dict[int, float]()
-        """Latencies of the candidates with an outcome; infinite if they failed."""
+        """Latencies of the candidates with an outcome; infinite for candidates that failed."""
         self._reasons = dict[int, str]()
-        """Why candidates failed; empty for measured candidates."""
+        """Reasons of failed candidates; empty strings for measured candidates."""
         self._unasked, self._near = np.full(len(self.indices), True), np.zeros(len(self.indices), dtype=np.int32)
-        """For each candidate, whether it was not asked for yet, and how many of its neighbours failed to lower."""
+        """For each candidate: whether it was not asked for yet, and how many of its neighbours failed to lower."""
         self._postponed: NDArray[np.bool_] | None = None
-        """The candidates that come last; None if they must be computed again, because an outcome came."""
+        """Mask of the candidates to try last; None if a new outcome has made the mask out of date."""
         self._seen, self._most = 0, 0
 
     @property
@@ -177,7 +177,7 @@ class Bayesian:
 
     def _find_postponed(self) -> NDArray[np.bool_]:
         """Return a mask of the candidates to try last: neighbours of candidates that failed to lower, and candidates
-        with a value whose candidates, as far as tried, all failed in the same way."""
+        with a bad value of an axis. A value is bad if all tried candidates with this value failed in the same way."""
         last: NDArray[np.bool_] = self._near > 0
         reasons = self._reasons if any(self._reasons.values()) else {}
         for axis, value in failed_values((self._pairs[candidate], why) for candidate, why in reasons.items()):
@@ -185,9 +185,9 @@ class Bayesian:
         return last
 
     def _predict(self, process: Process) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-        """Return the pool's expected speeds, their deviations and the best known speed.
+        """Return the expected speeds of the candidates in the pool, the speeds' deviations, and the best known speed.
 
-        With a prior, speeds are logarithms, the process predicts the prior's errors, and failures have the worst error.
+        With a prior, speeds are logarithms, the process predicts the prior's errors, and a failure has the worst error.
         """
         latencies = {at: ms for at, ms in self.latencies.items() if at in process.learned}
         fastest = min(latencies.values(), default=math.inf)
@@ -212,7 +212,7 @@ class Bayesian:
         return process
 
     def _new_process(self) -> tuple[Process, list[int]]:
-        """Return a new process and the candidates that it must learn of. Set `_most`, the most that it may learn of."""
+        """Return a new process, and the candidates that it must learn of. Set `_most`, their largest number."""
         known, pool = list(self.asked), list(range(len(self.indices)))
         if len(known) > MOST_ROWS:
             fastest = sorted(self.latencies, key=lambda candidate: (self.latencies[candidate], candidate))
@@ -238,13 +238,13 @@ def improvement(expected: NDArray[np.float64], deviation: NDArray[np.float64], b
 
 
 def _combined(weights: NDArray[np.float64], rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weighted sum of rows. BLAS would take all cores, and give results that depend on their number."""
+    """Return the weighted sum of rows. BLAS would use all cores, and its results depend on the number of cores."""
     result: NDArray[np.float64] = np.einsum("i,ij->j", weights, rows)
     return result
 
 
 def _kernel(length: int, *, ordered: bool) -> NDArray[np.float64]:
-    """Return, for each pair of values of an axis, how similar candidates with these values are."""
+    """Return the similarity of two candidates on an axis, for each pair of the axis's values."""
     steps = np.abs(np.subtract.outer(np.arange(length), np.arange(length))) / (length - 1)
     distances = steps if ordered else steps > 0
     result: NDArray[np.float64] = np.exp(-(CHANGE_DECAY * (steps > 0) + DISTANCE_DECAY * distances))

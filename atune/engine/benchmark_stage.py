@@ -32,16 +32,16 @@ from atune.model.jobs import MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement, Timing, fastest_ms
 
 DEVICE_STARTS = 3
-"""How many times in a row a device's process may fail to start before the engine gives up the device."""
-ENDED_BETWEEN = "its process ended between two candidates"
+"""Number of failed starts in a row after which the engine gives up a device."""
+ENDED_BETWEEN = "the device's process ended between two candidates"
 N_NEIGHBOURS = 3
-"""Number of neighbours that must have been measured before a latency is compared with theirs."""
+"""Least number of measured neighbours with which a candidate's latency is compared."""
 DOUBTFUL_SHARE = 0.4
-"""A latency below this share of the fastest neighbour's is doubtful."""
+"""A latency below this share of the fastest neighbour's latency is doubtful."""
 
 SPEED_TOLERANCE = 0.05
-"""Share by which the reference's latency may differ between the devices of a run. It differed by 2 % between two H100s
-of one host, which lower their clocks at the power cap."""
+"""Largest relative difference of the reference's latency between the devices of a run. The latency differed by 2 %
+between two H100s of one host, because GPUs lower their clocks at the power cap."""
 
 
 class BenchmarkStage:
@@ -51,9 +51,9 @@ class BenchmarkStage:
         self.run, self.workers, self.pipeline = run, workers, pipeline
         self.emit, self.state = run.recorder.emit, run.recorder.state
         self._again: deque[Artifact] = deque()
-        """Artifacts to measure again, because their device was lost, or was excluded after it measured them."""
+        """Artifacts that another device must measure, because their own device was lost or excluded."""
         self._waiting: set[anyio.CancelScope] = set()
-        """A scope for each device that waits for the stream's next artifact."""
+        """Cancel scopes of the devices that wait for the next artifact of the stream."""
         self._repeated: set[int] = set()
         self._excluded: set[str] = set()
         self._given_up: set[str] = set()
@@ -67,7 +67,7 @@ class BenchmarkStage:
                 self._fastest.setdefault(measured.device, measured.timing.latency_ms)
 
     def usable(self) -> list[DeviceWorker]:
-        """Return the workers of the devices that are neither given up nor excluded."""
+        """Return the workers whose device was neither given up nor excluded."""
         return [worker for worker in self.workers if worker.name not in self._excluded | self._given_up]
 
     async def serve(self, artifacts: MemoryObjectReceiveStream[Artifact]) -> None:
@@ -99,7 +99,7 @@ class BenchmarkStage:
                     self.run.wake()
 
     async def _next(self, worker: DeviceWorker, artifacts: MemoryObjectReceiveStream[Artifact]) -> Artifact | None:
-        """Return an artifact that another device put back, or else the stream's next; None when all are measured."""
+        """Return an artifact that a device put back, or else the stream's next; None if no artifact is left."""
         while worker.name not in self._excluded:
             if self._again:
                 return self._again.popleft()
@@ -118,16 +118,15 @@ class BenchmarkStage:
         return None
 
     def _put_back(self, *artifacts: Artifact) -> None:
-        """Have other devices measure `artifacts`. Wake those that wait for the stream, which may need the outcomes."""
+        """Queue `artifacts` for other devices. Devices that wait for the stream must wake, because the stream may
+        continue only once these artifacts have outcomes."""
         self._again.extend(artifacts)
         for waiting in list(self._waiting):
             waiting.cancel()
 
     async def _prepared(self, worker: DeviceWorker) -> bool:
         """Make the inputs and time the reference as soon as a candidate is lowered, while the first group compiles.
-
-        Returns False if the device was given up or excluded.
-        """
+        Returns False if the device was given up or excluded."""
         await self.run.found_roles.wait()
         while (lowered := self.run.lowered) is None and not self.run.compiled.is_set():
             await self.run.changed()
@@ -153,14 +152,14 @@ class BenchmarkStage:
                         return False
                 else:
                     return self._note_speed(worker, prepared.reference)
-            self._give_up(worker, "its process ends whenever it runs the reference")
+            self._give_up(worker, "the device's process ends whenever it runs the reference")
             return False
         finally:
             self.run.measuring -= 1
             self.run.wake()
 
     async def _default(self) -> Lowered | None:
-        """Return the default as soon as it is lowered; None if it fails, or will not be lowered."""
+        """Wait for the lowered default, and return it; None if the default fails or will never be lowered."""
         index = self.state.default_index
         while index is not None and self.run.default is None:
             if self.state.outcome(index) is not None or self.run.compiled.is_set() or self.run.stopping:
@@ -178,10 +177,8 @@ class BenchmarkStage:
         return worker.name not in self._excluded
 
     def _exclude_outliers(self) -> bool:
-        """Exclude devices whose speed differs from the others'. Returns whether any device was excluded.
-
-        The other devices measure the candidates of excluded devices again.
-        """
+        """Exclude devices that are faster or slower than the others, and return whether any was excluded. The remaining
+        devices measure the candidates of excluded devices again."""
         standard = statistics.median_low(self._speeds.values() or [1.0])  # of two middle devices, the faster one
         factors = {name: ms / standard for name, ms in self._speeds.items()}
         outliers = {name: factor for name, factor in factors.items() if abs(factor - 1) > SPEED_TOLERANCE}
@@ -201,7 +198,7 @@ class BenchmarkStage:
         return bool(outliers)
 
     async def _measure(self, worker: DeviceWorker, artifact: Artifact) -> bool:
-        """Measure a candidate, twice if the first answer is doubtful. Returns False if the device is gone."""
+        """Measure a candidate, and repeat a doubtful measurement. Returns False if the device is lost or excluded."""
         emit, index = self.emit, artifact.index
         while True:
             if not worker.alive:
@@ -235,7 +232,7 @@ class BenchmarkStage:
             return False
 
     def _doubt(self, worker: DeviceWorker, answer: Measurement | Failure) -> str:
-        """Return the reason to measure again in a fresh process; empty if `answer` counts."""
+        """Return the reason to repeat a measurement in a fresh process; empty if `answer` is not doubtful."""
         if isinstance(answer, Failure):
             return answer.doubt
         state, latency = self.state, answer.timing.latency_ms
@@ -266,7 +263,7 @@ class BenchmarkStage:
         self.run.outcomes.settled(failure.index)
 
     def _note_loss(self, worker: DeviceWorker, answer: Measurement | Failure) -> None:
-        """Record the end of a device's process, if it ended with or after `answer`."""
+        """If a device's process has ended, record its end. If `answer` is a failure, that failure is the reason."""
         if worker.alive:
             return
         reason, kill_s = ENDED_BETWEEN, 0.0
@@ -275,7 +272,7 @@ class BenchmarkStage:
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, kill_s=kill_s)
 
     async def start(self, worker: DeviceWorker) -> bool:
-        """Start a device's process. Returns False if the device is given up. Raises `DevicesLost` for the last one."""
+        """Start a device's process. Returns False if this fails for good. Raises `DevicesLost` if no device is left."""
         for attempt in range(DEVICE_STARTS):
             began = self.run.recorder.elapsed_s
             try:
@@ -293,7 +290,7 @@ class BenchmarkStage:
         return False
 
     def _give_up(self, worker: DeviceWorker, reason: str) -> None:
-        """Stop using a device. Raises `DevicesLost` if it was the last device."""
+        """Stop using a device. Raises `DevicesLost` if no other device is left."""
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, final=True)
         self._speeds.pop(worker.name, None)
         self._given_up.add(worker.name)
@@ -301,7 +298,7 @@ class BenchmarkStage:
             raise DevicesLost(f"device {worker.name} was given up: {reason}; no device is left")
 
     async def again(self, artifact: Artifact) -> bool:
-        """Check, time and record a candidate again with another library. Returns False if no device is left."""
+        """Measure and record a candidate again, with another library. Returns False if no device is left."""
         before = self.run.artifacts.pop(artifact.index)
         self._repeated.discard(artifact.index)
         with suppress(DevicesLost):
@@ -316,7 +313,7 @@ class BenchmarkStage:
         return False
 
     async def restarted(self, worker: DeviceWorker, reason: str) -> bool:
-        """Try to restart a device whose process ended before or during the final. Returns whether it runs."""
+        """Try to restart a device whose process ended before or during the final. Returns whether the process runs."""
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason)
         try:
             return await self.start(worker)
@@ -329,8 +326,8 @@ def implausible(
 ) -> str:
     """Return the reason to doubt `latency_ms`; empty if it is plausible.
 
-    `measured`: the configurations measured so far, with their latencies in ms. Neighbours differ from `config` in one
-    axis. `floor_ms`: the least latency that the device's peaks allow; None if unknown.
+    `measured`: the configurations measured so far, with their latencies in ms. Neighbours differ from `config` on one
+    axis. `floor_ms`: the shortest latency that the device's peak rates allow; None if unknown.
     """
     if floor_ms is not None and latency_ms < floor_ms:
         return f"{latency_ms:.4g} ms is faster than the device's peak allows for the workload ({floor_ms:.4g} ms)"

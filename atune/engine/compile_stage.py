@@ -1,8 +1,8 @@
-"""The compile side of a run: gives free compile workers their next step, and records the results.
+"""The compile side of a run: gives each free compile worker its next step, and records the results.
 
 First, one worker finds the roles of the kernel's parameters. This module then takes a candidate from *lowered* to
-*built*: `Screen` judges the lowered candidate, the scheduler decides when to build it, and `deliver` hands its artifact
-on. Meanwhile, a worker compares cicc's library with nvcc's for a compiler state that was not compared before.
+*built*: `Screen` judges the lowered candidate, the scheduler decides when to build it, and `deliver` queues its
+artifact. Meanwhile, a worker compares cicc's library with nvcc's for a compiler state that was not compared before.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ async def find_roles(run: Run, worker: CompileWorker, candidates: Sequence[Candi
 
 
 class CompilerStates:
-    """The compiler states of a run. `candidate`: returns the candidate with an index."""
+    """The compiler states of a run. `candidate`: a function that returns the candidate with a given index."""
 
     def __init__(self, run: Run, candidate: Callable[[int], Candidate]) -> None:
         self.run, self.candidate = run, candidate
         self.differs = False
-        """Whether cicc's code differs from nvcc's in any state."""
+        """Whether cicc and nvcc made different code in any compiler state."""
         self._equal, self._seen = set[str](), set[str]()
         self.due = list[Artifact]()
         """Libraries to compare."""
@@ -69,7 +69,7 @@ class CompilerStates:
         """How many comparisons are under way."""
 
     def saw(self, artifacts: Sequence[Artifact]) -> None:
-        """Queue new libraries for comparison if their states were not compared."""
+        """Queue libraries for comparison if their compiler states were not compared yet."""
         for artifact in artifacts:
             if artifact.state and not artifact.compared and artifact.state not in self._seen:
                 self._seen.add(artifact.state)
@@ -83,16 +83,18 @@ class CompilerStates:
         try:
             answer = await worker.run(CompareJob(self.candidate(artifact.index), artifact))
             if isinstance(answer, Failure):
-                self._warn(artifact, f"could not be compared with nvcc's ({answer.kind}: {answer.message})")
+                self._warn(artifact, f"could not be compared with nvcc's code ({answer.kind}: {answer.message})")
             elif answer.difference:
                 self.differs = True
-                self._warn(artifact, f"differs from nvcc's ({answer.difference}), so nvcc compiles the finalists again")
+                self._warn(
+                    artifact, f"differs from nvcc's code ({answer.difference}), so nvcc compiles the finalists again"
+                )
             else:
                 self._equal.add(artifact.state)
         except MachineError:
             raise
         except AtuneError as error:
-            self._warn(artifact, f"could not be compared with nvcc's ({error})")
+            self._warn(artifact, f"could not be compared with nvcc's code ({error})")
         finally:
             self.under_way -= 1
             self.run.wake()
@@ -118,25 +120,25 @@ LEAST_COMPILED = 8
 """Number of candidates that must have been compiled before any compile can count as hopeless."""
 QUANTILE = 0.9
 FACTOR = 5.0
-"""A compile may take this many times the `QUANTILE` of the other compiles' times."""
+"""A compile may take as long as the `QUANTILE` of the other compile times, times this factor."""
 LAST_FACTOR, LAST_SHARE = 2.0, 1 / 3
 """The factor for the last candidates, at most this share of all, when the run waits for nothing else. Kernels that an
 H100 and an H200 compiled for so long were 3 to 80 times slower than the winner."""
 FLOOR_S = 10.0
-"""The shortest limit in seconds, because a busy machine may delay any compile by this long."""
+"""Shortest limit in seconds, because a busy machine may delay any compile by as much time."""
 STEP_S = 1.0
 """Seconds after which the compiles under way are examined again."""
 
 Deliver = Callable[[Artifact], Awaitable[None]]
-"""Hands a candidate's artifact on, as soon as the queue has room."""
+"""Queues a candidate's artifact for the devices, and waits if the queue is full."""
 
 
 class CompileStage:
     """Lowers and builds candidates on all compile workers, as the scheduler decides.
 
-    `judge`: decides on a lowered candidate. `hints`: for a number of measuring devices, returns the compilers' hints.
-    `timeout_s`: the user's deadline for a compile; without it, no compile is hopeless. `states`: compares compiler
-    states when a worker is free; None if nothing is measured.
+    `judge`: returns the verdict on a lowered candidate. `hints`: returns the compilers' hints, given the number of
+    devices that measure. `timeout_s`: the user's deadline for a compile; without a deadline, no compile is hopeless.
+    `states`: the compiler states to compare; None if nothing is measured.
     """
 
     def __init__(
@@ -160,18 +162,18 @@ class CompileStage:
         self._ended: dict[int, set[int]] = {}
         """For each member of a group that was ended as hopeless, the group's members."""
         self._back: deque[Candidate] = deque()
-        """Candidates that were put back, to be lowered again."""
+        """Candidates that must be lowered again."""
         self._undecided: dict[int, Lowered] = {}
-        """Lowered candidates that are judged again when other candidates are lowered."""
+        """Lowered candidates without a verdict, which are judged again when other candidates are lowered."""
         self._repeated: set[int] = set()
-        """Candidates whose worker was lost once. They are tried again, but a second loss counts as a failure."""
+        """Candidates that lost their worker once, and are tried again. A second loss counts as a failure."""
         self._unlowered = Counter[str]()
-        """Number of lowering failures by message, without failures that a line of the user's code raised."""
+        """Number of lowering failures with each message, except failures that a line of the user's code raised."""
         self._idle = anyio.Lock(fast_acquire=True)
-        """Held by the idle worker that looks for work. Other idle workers would find the same work, so they wait."""
+        """Lock of the idle worker that looks for work. Other idle workers wait: they would find the same work."""
 
     async def serve(self, worker: CompileWorker) -> None:
-        """Do what the scheduler decides until all is compiled. With `states`, go on until cancelled."""
+        """Do what `_next` returns, until all candidates are compiled or, if there are `states`, until cancelled."""
         while True:
             work = self._next()
             if work is None:
@@ -183,7 +185,7 @@ class CompileStage:
             await work(worker)
 
     async def ended(self) -> None:
-        """Wait until everything is compiled and handed on, then set `Run.compiled`."""
+        """Wait until all candidates are compiled and their artifacts are queued, then set `Run.compiled`."""
         self._update()
         while not self._all_compiled:
             await self.run.changed()
@@ -207,7 +209,7 @@ class CompileStage:
     def _is_hopeless(self, group: Sequence[Lowered], began_s: float) -> bool:
         """Return whether a group takes too long, unless the prior expects a member to be faster than all measured."""
         state = self.run.recorder.state
-        limit = limit_s(state, group, self.state.work_of(group, loops=False), self._timeout_s, LAST_FACTOR)
+        limit = limit_s(state, group, self.state.work_of(group), self._timeout_s, LAST_FACTOR)
         others = self._ended.get(group[0].index, set()).difference(lowered.index for lowered in group)
         culprit = bool(others) and all(state.first(i).built or state.outcome(i) for i in others)
         if limit is None or state.best is None or not (culprit or self._passed_s - began_s >= limit):
@@ -297,7 +299,7 @@ class CompileStage:
             self._fail(worker, answer)
 
     async def _judge_undecided(self, worker: CompileWorker) -> None:
-        """Judge again the candidates that waited for others to be lowered."""
+        """Judge the undecided candidates again, because another candidate was lowered."""
         for lowered in list(self._undecided.values()):
             verdict = self._judge(lowered)
             if verdict.becomes != "wait" and self._undecided.pop(lowered.index, None) is not None:
@@ -331,7 +333,7 @@ class CompileStage:
         self.run.wake()  # for `end_hopeless`
         try:
             plain = self._states is not None and self._states.differs
-            limit = limit_s(self.run.recorder.state, group, self.state.work_of(group, loops=False), self._timeout_s)
+            limit = limit_s(self.run.recorder.state, group, self.state.work_of(group), self._timeout_s)
             with scope:
                 built = await worker.run(BuildJob(group, plain=plain, limit_s=limit))
         finally:
@@ -381,7 +383,8 @@ class CompileStage:
                 self.run.stop("unlowered")
 
     def _repeats(self, worker: CompileWorker, indices: Sequence[int], doubt: str) -> bool:
-        """Return whether to repeat candidates because of `doubt`, and record it. False if all were repeated before."""
+        """Return whether to repeat candidates because of `doubt`, and record the repetition. Returns False if all of
+        the candidates were repeated before."""
         if not doubt or self._repeated.issuperset(indices):
             return False
         self._repeated.update(indices)
@@ -403,7 +406,7 @@ def limit_s(
 ) -> float | None:
     """Return the seconds after which compiling `group` is hopeless; None if the user's limit `most_s` applies.
 
-    The limit is computed from each compiled candidate's share of its library's seconds, and grows with the group's
+    The limit depends on each compiled candidate's share of its library's seconds. The limit grows with the group's
     `weight`, whose unit is one compile. If the default configuration is alone in a group, the user's limit applies,
     because every result is compared with the default. A larger group that exceeds its limit is compiled again in parts.
     """

@@ -41,7 +41,7 @@ ARTIFACTS_PER_DEVICE = 64
 
 
 class Engine:
-    """One run. `run` does everything; `stop` ends it early and keeps what was measured."""
+    """One run. The method `run` does all the work, and `stop` ends the run early but keeps its measurements."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Engine:
         self._ended_by = "exhausted"
 
     def _warn(self, message: str) -> None:
-        """Record a warning, but not before the run's start is recorded."""
+        """Record a warning, or keep it until the run's start is recorded."""
         if self.recorder.emitted:
             self.recorder.emit(Warned, message=message)
         else:
             self._early_warnings.append(message)
 
     def stop(self, reason: str = "stopped") -> None:
-        """Propose and start nothing more. Jobs under way go on to their end, then the final follows."""
+        """Propose no candidates and start no jobs from now on. The final follows when the jobs under way have ended."""
         self._run.stop(reason)
 
     @property
@@ -78,7 +78,8 @@ class Engine:
     async def run(self) -> None:
         """Tune. Cancellation kills every process, and keeps everything that was recorded.
 
-        Raises `UsageError` for the caller's mistakes, `DevicesLost` if no device is left, and `MachineError`.
+        Raises `UsageError` for mistakes of the caller, `DevicesLost` if no device is left, and `MachineError` if the
+        machine is at fault, for example if a disk is full.
         """
         async with self.machine.open(self._warn, self._run.wake):
             plan = await self._start.begin()
@@ -110,7 +111,7 @@ class Engine:
             timeout_s=settings.compile.compile_timeout_s,
         )  # fmt: skip
         measuring = BenchmarkStage(run, devices, pipeline=settings.pipeline)
-        final = FinalStage(run, settings.benchmark, measuring, workers, plan.candidate)
+        final = FinalStage(run, settings.benchmark, measuring, workers, plan.candidate, settings.looks)
 
         async with anyio.create_task_group() as until_ended:
             until_ended.start_soon(run.outcomes.keep_synced)
@@ -141,7 +142,7 @@ class Engine:
         await compiling.serve(worker)
 
     def _reason(self, plan: Plan) -> str:
-        """Return the `reason` of `RunFinished` for a run that nothing stopped."""
+        """Return the `reason` of `RunFinished` for a run that was not stopped."""
         strategy, most = self._start.strategy, self.settings.budget.most(plan.total)
         if strategy is not None and strategy.enough is not None and strategy.enough.reached:
             return "enough"

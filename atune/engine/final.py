@@ -20,18 +20,18 @@ from atune.model.measurement import CLOSE, FinalEntry, Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
 
 ERROR_PROBABILITY = 0.05
-"""Probability of any wrong decision in a final, divided among the comparisons of all `INTERIM_LOOKS` (Bonferroni)."""
+"""Probability of a wrong decision in a final, which all comparisons of the `INTERIM_LOOKS` share (Bonferroni)."""
 TIE = 0.002
-"""Two finalists are equally fast if the confidence interval of their ratio lies within this distance of 1."""
+"""Two finalists are equally fast if the confidence interval of their latencies' ratio is within this distance of 1."""
 SEEDS = (1, 2)
-"""With `same_bits`, finalists must have the default's bits on further inputs that are drawn with these seeds."""
+"""Seeds of further inputs. With `same_bits`, a finalist's outputs must have the same bits as the default's outputs."""
 
 
 def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:
-    """Return the contenders to time in further rounds: the leader, and each that may be as fast or faster.
+    """Return the contenders to time in further rounds: the leader, and each that may be as fast as the leader.
 
-    The list is empty if every other contender is known to be slower than the leader, or equally fast. A contender with
-    fewer samples than others was found to be slower in an earlier round, and does not count.
+    The list is empty if every other contender is known to be slower than the leader, or as fast as the leader. A
+    contender with fewer samples than others was found to be slower in an earlier round, so it is ignored.
     """
     playing = _most_timed(timings, contenders)
     leader = min(playing, key=lambda i: timings[i].latency_ms)
@@ -43,11 +43,11 @@ def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[
 def final_order(
     timings: Mapping[int, Timing], contenders: Sequence[int], keys: Mapping[int, str], default: int | None = None
 ) -> tuple[list[FinalEntry], tuple[int, ...]]:
-    """Return all entries, the winner first and the others by latency, and the candidates as fast as the winner.
+    """Return all entries, with the winner first and the others by latency, and the candidates as fast as the winner.
 
-    The winner is the leader if it is faster than all others. Otherwise the candidate with the smallest config key among
-    the leader and its equals wins, so that repeated runs agree. But the `default`, if it is a contender, wins unless
-    that candidate gains more than `CLOSE` and the 95 % interval of its gain excludes 1.
+    The winner is the leader if it is faster than all others. Otherwise, among the leader and the candidates that are as
+    fast, the smallest config key wins, so that repeated runs agree. The `default`, if it is a contender, loses only to
+    a candidate that gains at least `CLOSE`, with a 95 % interval of the gain that excludes 1.
     """
     playing = _most_timed(timings, contenders)
     leader = min(playing, key=lambda i: (timings[i].latency_ms, keys[i]))
@@ -68,9 +68,9 @@ def final_order(
 def finalists(
     measured: Sequence[CandidateMeasured], reference_ms: Mapping[str, float], most: int
 ) -> list[CandidateMeasured]:
-    """Return the `most` fastest by first timing, and the `most` fastest relative to the reference on their device.
+    """Return the `most` fastest candidates, and the `most` fastest in relation to the reference on the same device.
 
-    `measured`: the fastest first. The relative order keeps good candidates that a slower device measured.
+    `measured`: the fastest first. The relation to the reference keeps good candidates that a slower device measured.
     """
     if not {m.device for m in measured} <= reference_ms.keys():
         return list(measured[:most])
@@ -99,19 +99,19 @@ NO_FINAL = "no final: no device is left to time the finalists on"
 FINAL_S = 5.0
 """Seconds after which the final begins no further round, even if the order is not settled."""
 MOST_LOSSES = 2
-"""How often the final may lose its process. The culprit is an unknown finalist, which may kill more processes."""
+"""Number of processes that a final may lose. An unknown finalist is the culprit, and may kill further processes."""
 INTERIM_LOOKS = 10
 """Largest number of times that the order is examined: after the first rounds, and after each further set of rounds."""
 
 
 class _FinalistsFailed(Exception):
-    """Finalists, in `args`, gave wrong results after they were timed, so the timings of that round do not count."""
+    """Finalists gave wrong results after they were timed, so the round's timings do not count. `args`: the failures."""
 
 
 class FinalStage:
-    """Times finalists again on one device. Gets their libraries again if an earlier part of the run measured them.
+    """Times finalists again on one device, after getting the libraries of finalists that an earlier part measured.
 
-    `candidate`: returns the candidate with an index.
+    `candidate`: a function that returns the candidate with a given index.
     """
 
     def __init__(
@@ -121,24 +121,25 @@ class FinalStage:
         measuring: BenchmarkStage,
         workers: Sequence[CompileWorker],
         candidate: Callable[[int], Candidate],
+        looks: int = INTERIM_LOOKS,
     ) -> None:
-        self.run, self.benchmark = run, benchmark
+        self.run, self.benchmark, self.looks = run, benchmark, looks
         self.measuring, self.workers, self.candidate = measuring, workers, candidate
         self.emit, self.state = run.recorder.emit, run.recorder.state
         self._memory_bytes = 0
 
     async def time_finalists(self, wrong: Set[int] = frozenset()) -> None:
-        """Time the best few candidates and the default again, in turn. `wrong`: candidates with wrong libraries.
+        """Time the best few candidates and the default again, in turn. `wrong`: candidates that need another library.
 
         A finalist with wrong results becomes a failure, and the others are timed again. If the journal already holds a
-        final, that final stands, and only a missing library of the winner is compiled.
+        final, that final counts, and the winner is compiled again only if its library is missing.
         """
         again = set(wrong)
         while await self._time_finalists(again):
             await self.run.outcomes.acknowledge()
 
     async def _time_finalists(self, wrong: set[int]) -> bool:
-        """Run the final. Returns whether to repeat it without a finalist that failed in it."""
+        """Run the final. Returns whether to run another final, without the finalists that failed."""
         reference_ms = {name: timing.latency_ms for name, timing in self.state.references.items()}
         most = max(2, self.benchmark.n_final)
         best = finalists(self.state.admitted(), reference_ms, most)
@@ -167,7 +168,7 @@ class FinalStage:
         return await self._time(worker, chosen, contenders)
 
     async def _recovered(self, wrong: set[int]) -> bool:
-        """Get the winner's library if there is no final. Returns whether another candidate may be the winner now."""
+        """Get the winner's library if no final is run. Returns whether another candidate may be the winner now."""
         winner = self.state.winner
         if winner is None:
             return False
@@ -178,7 +179,7 @@ class FinalStage:
         return await self.measuring.again(self.run.artifacts[winner])
 
     def _on_another(self, warning: str) -> bool:
-        """Return whether a device is left for a final whose device was given up. Emits `warning` if none is left."""
+        """Return whether another device is left to run the final. If no device is left, emit `warning`."""
         if not (left := bool(self.measuring.usable())):
             self.emit(Warned, message=warning)
         return left
@@ -188,12 +189,12 @@ class FinalStage:
         return None if self.state.default is None else self.state.default.index
 
     async def _time(self, worker: DeviceWorker, chosen: Sequence[int], contenders: Sequence[int]) -> bool:
-        """Time and record the final; repeat it if a finalist kills its process.
+        """Time and record the final. If a finalist kills the process, start the final again.
 
-        After `MOST_LOSSES` in all parts of the run, the order of the first timings stands. Returns whether to run
-        another final, because finalists failed, or because the device was given up and other devices are left.
+        After `MOST_LOSSES` lost processes in all parts of the run, the first timings decide the order. Returns whether
+        to run another final, because finalists failed, or because the device was given up and another device is left.
         """
-        warning = f"no final: it lost its process {MOST_LOSSES} times, so the first timings decide the order"
+        warning = f"no final: the final's process ended {MOST_LOSSES} times, so the first timings decide the order"
         while self.state.final_losses < MOST_LOSSES:
             self.emit(FinalStarted, worker=worker.name, device=worker.name, indices=tuple(chosen))
             try:
@@ -218,7 +219,7 @@ class FinalStage:
         return False
 
     async def _bits_differ(self, worker: DeviceWorker, chosen: Sequence[int]) -> bool:
-        """Compare the finalists' bits with the default's on inputs drawn with `SEEDS`. Returns whether any differ."""
+        """Compare the output bits of finalists and default on inputs drawn with `SEEDS`. Returns whether any differ."""
         if (default := self._default()) is None or default not in chosen:  # the default could not be compiled again
             return False
         bits = await worker.run(BitsJob(tuple(self.run.artifacts[i] for i in chosen), self.run.roles, SEEDS))
@@ -245,7 +246,7 @@ class FinalStage:
         began, default = self.run.recorder.elapsed_s, self._default()
         timed = await self._timed(worker, chosen, rounds)
         timings, reference = {e.index: e.timing for e in timed.entries}, timed.reference
-        for _ in range(INTERIM_LOOKS - 1):
+        for _ in range(self.looks - 1):
             playing = unsettled(timings, contenders)
             if not playing or self.run.recorder.elapsed_s - began > FINAL_S:
                 break
@@ -268,7 +269,7 @@ class FinalStage:
         return timed
 
     async def _recover(self, wanted: Sequence[int]) -> None:
-        """Get the libraries of candidates that an earlier part measured, from the store or by compiling them again."""
+        """Get the libraries of candidates that an earlier part measured, from the store or by compiling again."""
         missing = [index for index in wanted if index not in self.run.artifacts]
 
         async def rebuild(worker: CompileWorker) -> None:
@@ -284,7 +285,7 @@ class FinalStage:
                 tasks.start_soon(rebuild, worker)
 
     async def _rebuild(self, worker: CompileWorker, candidate: Candidate) -> str:
-        """Compile a candidate again. Returns the reason of a failure; empty if it succeeded."""
+        """Compile a candidate again. Returns the reason if this fails, or else an empty string."""
         lowered = await worker.run(LowerJob(candidate))
         if isinstance(lowered, Failure) and lowered.doubt:
             lowered = await worker.run(LowerJob(candidate))
@@ -309,7 +310,7 @@ class FinalStage:
 
 
 async def _built(worker: CompileWorker, lowered: Lowered) -> Built:
-    """Compile a candidate alone and with nvcc. If cicc compiled it, the run would no longer compare its code."""
+    """Compile a candidate alone and with nvcc, because the run no longer compares code that cicc made."""
     answers = await worker.run(BuildJob((lowered,), plain=True))
     assert not isinstance(answers, GroupFailed), "a candidate alone has its own failure"
     return answers[0]

@@ -1,4 +1,4 @@
-"""The engine's protocols. `atune.workers` implements them with processes, `atune.testing` with scripted fakes."""
+"""The engine's protocols. `atune.workers` implements these protocols with processes, and `atune.testing` with fakes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class CompileHints(msgspec.Struct, frozen=True):
     resting: int = 0
     """Number of workers that start no new job, because measuring devices need their cores."""
     alike: int = 0
-    """A run in which nothing was lowered ends after this many equal lowering failures; 0: never. Two are enough if the
-    default configuration fails in the same way."""
+    """Number of equal lowering failures that end a run in which nothing was lowered; 0 to never end it. If the default
+    configuration fails in the same way, two failures are enough."""
 
 
 class CompileWorker(Protocol):
-    """A compile worker. It takes one job at a time; cancelling `run` kills the processes that the job started."""
+    """A worker that does one compile job at a time. Cancelling `run` kills the processes that the job started."""
 
     name: str
 
@@ -35,20 +35,20 @@ class CompileWorker(Protocol):
 
 
 class DeviceWorker(Protocol):
-    """A device's process. It takes one job at a time; cancelling `run` kills the process."""
+    """A device's process, which does one job at a time. Cancelling `run` kills the process."""
 
     name: str
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs; it may end at any time."""
+        """Whether the process runs. The process may end at any time."""
 
     async def run(self, job: Job[A]) -> A:
         """Do a `DeviceJob`, and return its answer. The job's docstring names the errors that it raises."""
 
 
 def ignored(*_: object) -> None:
-    """Do nothing, as the callback of a caller that needs no messages."""
+    """Do nothing. This is the default callback, for callers that need no messages."""
 
 
 class Machine(Protocol):
@@ -57,13 +57,13 @@ class Machine(Protocol):
     def open(
         self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored
     ) -> AbstractAsyncContextManager[None]:
-        """Start the compilers and devices; leaving kills every process.
+        """Start the compilers and devices. Leaving the context kills every process.
 
-        `warn` is called with messages for the user that belong to no candidate, and `wake` when `hints` may change.
+        The machine calls `warn` with messages that belong to no candidate, and `wake` when `hints` may change.
         """
 
     async def describe(self, *, seed: int = 0) -> WorkloadSpec:
-        """Describe the workload and list its space, or the part of a large space that `seed` draws."""
+        """Describe the workload and list its space. From a large space, `seed` draws a sample."""
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         """Resolve target ``auto`` and find the devices. Raises `TargetError` if a device or target is missing."""
@@ -71,10 +71,10 @@ class Machine(Protocol):
     def compile_workers(self) -> Sequence[CompileWorker]: ...
 
     async def prepare(self, candidates: int) -> None:
-        """Decide how to compile `candidates` candidates. Called once, between `discover` and `compile_workers`."""
+        """Decide how to compile this number of `candidates`. Called once, between `discover` and `compile_workers`."""
 
     def hints(self, measuring: int) -> CompileHints:
-        """Return the current hints for the scheduler, while `measuring` devices have a candidate."""
+        """Return the current hints for the scheduler. `measuring`: the number of devices that have a candidate."""
 
     def device_workers(self) -> Sequence[DeviceWorker]: ...
 

@@ -16,11 +16,11 @@ from atune.model.settings import Budget
 from atune.workload.workload import WorkloadSpec
 
 DEATHS = 2
-"""A candidate is suspect after the whole program died this many times while it was being measured."""
+"""A candidate is suspect if the whole program died this many times while measuring the candidate."""
 
 
 class Plan:
-    """The work of a run of `spec` that `state` does not have yet. Indices are the journal's.
+    """The work of a run of `spec` that the journal's `state` still lacks. Indices are the indices of the journal.
 
     `given`: the strategy's name, or the user's own strategy. `default`: the default configuration's index. `advice`:
     configurations to try before the strategy's proposals. `prior`: whether there is a prior.
@@ -57,14 +57,14 @@ class Plan:
         self.to_survey = prior and state.surveyed is None and uses_prior(given, total)
         """Whether the space must be surveyed before the strategy is made."""
         self.redo = list[Candidate]()
-        """Candidates that an earlier part proposed, and that have no outcome."""
+        """Candidates without an outcome that an earlier part proposed."""
         self.suspects = dict[int, str]()
-        """Candidates that must not be tried again, each with the device that was measuring it when the program died."""
+        """For each candidate that must not be tried again, the device that was measuring it when the program died."""
         self.codes = dict[str, int]()
-        """Code keys that have an outcome, with the candidate that has this outcome."""
+        """For each code key that has an outcome, the candidate with this outcome."""
         self._assign(state, [*before, tried] if tried.key else before)
         self.begun = [*(candidate.index for candidate in self.redo), *further[-1:]]
-        """Candidates whose further layouts an earlier part may not have proposed."""
+        """Candidates whose further layouts may still have to be proposed."""
 
     def _assign(self, state: State, before: Sequence[Entry]) -> None:
         """Assign the candidates that were proposed `before` to `redo`, `suspects` and `codes`."""
@@ -94,7 +94,7 @@ class Plan:
         return self.baseline if self.baseline is not None and index == BASELINE else self.candidates[index]
 
     def strategy(self, state: State) -> Guarded:
-        """Return the strategy, which knows the survey of the space and all outcomes in `state`.
+        """Return the strategy, after telling it the survey of the space and all outcomes in `state`.
 
         Raises `UsageError` if the strategy does not fit the space.
         """
@@ -132,10 +132,8 @@ class Plan:
 
 
 def advised(advice: Iterable[Advice], keys: Mapping[int, str], budget: int | None) -> list[int]:
-    """Return the indices of candidates to try first: the best of each source, the second best of each, and so on.
-
-    `keys`: the candidates' configuration keys. The result has at most half as many candidates as the `budget`.
-    """
+    """Return the indices of candidates to try first: the best of each source, then the second best of each source, and
+    so on, up to half of the `budget`. `keys`: the candidates' configuration keys."""
     at = {key: index for index, key in keys.items()}
     ranks = zip_longest(*([at.get(config_key(config)) for config in each.first] for each in advice))
     indices = [*dict.fromkeys(index for rank in ranks for index in rank if index is not None)]
@@ -143,6 +141,6 @@ def advised(advice: Iterable[Advice], keys: Mapping[int, str], budget: int | Non
 
 
 def _past(state: State) -> list[tuple[int, float | None, str]]:
-    """Return the outcomes so far in order, in the form that strategies get: index, latency and reason."""
+    """Return index, latency and reason of each outcome so far, in the order of the outcomes, for a strategy."""
     seqs = {e.index: outcome.seq for e in proposed(state) if (outcome := state.outcome(e.index)) is not None}
     return [(index, *latency_or_reason(state, index)) for index in sorted(seqs, key=seqs.__getitem__)]

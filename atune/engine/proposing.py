@@ -30,14 +30,14 @@ from atune.model.jobs import ElaborateJob, GroupFailed
 
 T = TypeVar("T")
 SURVEYED = 4096
-"""Largest number of candidates to survey. The seed draws this many from a larger space."""
+"""Largest number of candidates to survey. From a larger space, the seed draws a sample of this size."""
 CHUNK, CHUNKS_EACH = 16, 2
-"""A chunk has at most `CHUNK` candidates, and few enough that each worker can get `CHUNKS_EACH` chunks, so that all
-workers end together. A worker answers with the candidates that it finished in its time slice."""
+"""Largest number of candidates in a chunk, and number of chunks that each worker should still get, so that all workers
+end together. A worker answers with the candidates that it finished in its time slice."""
 SHARE_OF_TIME = 0.1
-"""After this share of a time budget, the survey starts no more candidates."""
+"""Share of a time budget after which the survey starts no further candidates."""
 ORDERING_S = 2.0
-"""If all candidates will be tried, the survey only orders them, and starts no more after this many seconds."""
+"""Seconds after which the survey starts no further candidates, if all candidates will be tried in any case."""
 
 
 class Survey:
@@ -51,10 +51,10 @@ class Survey:
         self._going_on = going_on
         self.facts = dict[int, StaticFacts]()
         self.failures = dict[int, Failure]()
-        """Failures of candidates that cannot be elaborated, and that are themselves at fault."""
+        """Failures of candidates that cannot be elaborated because of their own faults."""
 
     async def run(self, workers: Sequence[CompileWorker], first_is_free: anyio.Event | None = None) -> None:
-        """Survey on all `workers`. The first one begins when `first_is_free` is set."""
+        """Survey on all `workers`. The first worker begins when `first_is_free` is set."""
         async with anyio.create_task_group() as tasks:
             for worker in workers:
                 tasks.start_soon(self._serve, worker, len(workers), first_is_free if worker is workers[0] else None)
@@ -75,7 +75,7 @@ class Survey:
             self._left.extendleft(reversed(chunk[len(answers) :]))
 
     def _chunk(self, workers: int) -> list[Candidate]:
-        """Take the next candidates for one of `workers`. Candidates of a failed chunk come last, each one alone."""
+        """Take the next chunk, given the number of `workers`. Candidates of failed chunks come last, each one alone."""
         if not self._left and self._suspects:
             return [self._suspects.popleft()]
         return [self._left.popleft() for _ in range(min(CHUNK, math.ceil(len(self._left) / (CHUNKS_EACH * workers))))]
@@ -146,7 +146,7 @@ class ProposeStage:
         self._scheduled.held = False
 
     async def tell(self) -> None:
-        """Tell the strategy the queued outcomes, and outcomes that come meanwhile. Raises `StrategyError`.
+        """Tell the strategy all queued outcomes, including outcomes that are queued meanwhile. Raises `StrategyError`.
 
         The strategy does not know the baseline. A candidate with the baseline's code gets the baseline's outcome.
         """
@@ -165,7 +165,7 @@ class ProposeStage:
             await self._call(partial(strategy.tell_all, outcomes))
 
     async def _retry_likely_losers(self, propose: MemoryObjectSendStream[Candidate]) -> None:
-        """If no candidate works, propose again the candidates that were pruned as likely losers, one for each code."""
+        """If no candidate works, propose one candidate again for each code that was pruned as a likely loser."""
         run, state = self._run, self._run.recorder.state
         self._scheduled.held = True
         run.wake()

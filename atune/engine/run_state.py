@@ -1,4 +1,4 @@
-"""State that the parts of a run share: its recorder, and the signals that wake waiting parts."""
+"""State that the stages of a run share: the recorder, and the signals that wake waiting stages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _close(opened: Any) -> None:
 
 
 async def opened_aside(start: Callable[[], Opened], close: Callable[[Opened], object] = _close) -> Opened:
-    """Call `start` in a thread, and return the journal or other resource that it opens.
+    """Call `start` in a thread, and return the journal or other resource that `start` opens.
 
     If the caller is cancelled, the thread still finishes, and then `close` closes the resource and frees its lock.
     """
@@ -49,8 +49,8 @@ Listener = Callable[[Event], None]
 
 
 class Listeners:
-    """Calls the caller's `functions` with each event. If a function raises, the block of `ending` is cancelled and
-    raises the function's error, which ends the run."""
+    """Calls the caller's `functions` with each event. If a function raises an error, the `with` block of `ending` is
+    cancelled and raises the error, which ends the run."""
 
     def __init__(self, on_event: Listener | None, log: Log | None) -> None:
         self.functions = [event_log(log)]
@@ -59,7 +59,7 @@ class Listeners:
         self.asked = on_event is not None or bool(log)
         """Whether the caller passed a listener or a logger."""
         self.of: tuple[Any, str] = None, ""
-        """The state of the next event's run, and the name of its journal."""
+        """The state of the run that emits the next event, and the name of the run's journal."""
         self.raised: BaseException | None = None
 
     def __call__(self, event: Event) -> None:
@@ -68,7 +68,7 @@ class Listeners:
                 function(event, *self.of)
             except BaseException as raised:
                 self.functions.remove(function)
-                error, why = raised, f"a listener of events raised {name_and_message(raised)}".removesuffix(": ")
+                error, why = raised, f"an event listener raised {name_and_message(raised)}".removesuffix(": ")
                 if isinstance(raised, (anyio.get_cancelled_exc_class(), GeneratorExit, StopIteration)):
                     error = UsageError(why)  # coroutines would take the original error for a signal of their own
                     error.__cause__ = raised
@@ -85,11 +85,11 @@ class Listeners:
 
 
 EVENTS_AT_ONCE = 100
-"""Number of past events to fold, or of outcomes to tell a strategy, before the event loop gets a turn: about 2 ms."""
+"""Number of past events to fold, or of outcomes to tell a strategy, before the event loop gets a turn (2 ms)."""
 
 
 class Recorder:
-    """Numbers, stamps, writes and folds events, and passes them on. Synchronous, so that events have one order."""
+    """Numbers, stamps, writes, folds and passes on events. Emitting is synchronous, so that events have one order."""
 
     def __init__(self, journal: Journal | None = None, listeners: tuple[Listener, ...] = ()) -> None:
         self.state = State()
@@ -97,7 +97,7 @@ class Recorder:
         self.listeners = list(listeners)
         self._seq = 0
         self.emitted = 0
-        """Number of events of this part."""
+        """Number of events that this part of the run emitted."""
         self._before_s = 0.0
         self._started = time.monotonic()
 
@@ -160,11 +160,11 @@ class Run:
         self.artifacts: dict[int, Artifact] = {}
         """Libraries of the measured candidates, for the final."""
         self.lowered: Lowered | None = None
-        """The first lowered candidate. Devices make inputs for its parameters. None until a candidate is lowered."""
+        """The first lowered candidate, for whose parameters devices make inputs; None until a candidate is lowered."""
         self.default: Lowered | None = None
-        """The lowered default, whose parameters count if the inputs misfit the first candidate; None until lowered."""
+        """The lowered default, or None. Devices use its parameters if the inputs misfit the first lowered candidate."""
         self.roles = Roles()
-        """The parameters' roles: in the default if it elaborates, or else in the first candidate that elaborates."""
+        """Roles of the parameters in the default or, if it does not elaborate, in the first candidate that does."""
         self.found_roles = anyio.Event()
         self.limits = DeviceLimits()
         """Hard limits of every device."""
@@ -172,7 +172,7 @@ class Run:
         """The devices' figures, for the prior; None if it does not know them."""
         self.spec: WorkloadSpec
         self.stopping = ""
-        """The reason that nothing more is started; empty unless the run is stopping."""
+        """The reason why the run is stopping and starts nothing more; empty if the run is not stopping."""
         self.measuring = 0
         """Number of devices that have a candidate now."""
         self.compiled = anyio.Event()
@@ -182,7 +182,7 @@ class Run:
         self._changed = anyio.Event()
 
     def stop(self, reason: str) -> None:
-        """Start nothing more, and let jobs under way end. The first reason counts."""
+        """Start nothing more, but let jobs under way end. If there are several reasons, the first counts."""
         self.stopping = self.stopping or reason
         self.wake()
 
@@ -220,12 +220,12 @@ class SettledOutcome:
 
 
 class Outcomes:
-    """Waits until outcomes are on the disk, then queues them for the strategy and tells listeners about a new best."""
+    """Waits until outcomes are on the disk, queues them for the strategy, and announces each new best candidate."""
 
     def __init__(self, recorder: Recorder, wake: Callable[[], None]) -> None:
         self.recorder, self._wake = recorder, wake
         self.untold: deque[SettledOutcome] = deque()
-        """Outcomes that are on the disk. The strategy gets them before it is asked again."""
+        """Outcomes on the disk, which the strategy must be told before it is asked again."""
         self._unsynced: deque[SettledOutcome] = deque()
         self._to_sync = anyio.Event()
         self._acknowledging = anyio.Lock()
@@ -233,7 +233,7 @@ class Outcomes:
     def settled(
         self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, worker: str = "engine"
     ) -> None:
-        """Acknowledge a candidate's outcome as soon as it is on the disk, without waiting here."""
+        """Have a candidate's outcome acknowledged as soon as it is on the disk, and return without waiting."""
         self._unsynced.append(SettledOutcome(index, latency_ms, best, worker))
         if self.recorder.journal is None:
             self._tell(1)
@@ -244,14 +244,14 @@ class Outcomes:
         self._to_sync.set()
 
     async def keep_synced(self) -> None:
-        """Sync while there are new outcomes. Outcomes that come during a sync share the next sync."""
+        """Sync the journal whenever there are new outcomes. Outcomes recorded during a sync share the next sync."""
         while True:
             await self._to_sync.wait()
             self._to_sync = anyio.Event()
             await self.acknowledge()
 
     async def acknowledge(self) -> None:
-        """Sync, then acknowledge the outcomes that were recorded before."""
+        """Sync the journal, then acknowledge the outcomes that were recorded before the sync."""
         async with self._acknowledging:
             count = len(self._unsynced)
             await self.recorder.sync()

@@ -11,8 +11,8 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered
 
 MAX_GROUP = 16
-"""Largest group that the engine chooses by itself. Beyond this size, parsing headers is a small share of the cost.
-The unit is the compile of a kernel with few accumulators (`work_of`), unless the user gave a number of candidates."""
+"""Largest size of a group that the engine chooses itself, at which parsing headers is a small share of the cost. The
+unit is the compile of a kernel with few accumulators (`work_of`), unless the user gave a number of candidates."""
 MIN_GROUP = 4
 LOWERING = 1.0
 """Time to lower a candidate, as a multiple of the time of one compile."""
@@ -25,10 +25,8 @@ COSTLY_REGISTERS = 100.0
 """Above this many registers per thread, compile time is proportional to the accumulators. Measured: 0.35 s with few
 registers, 0.9 s with 256, 2.3 s (1.3 to 4) with 512."""
 LONG_LOOP, LONG = 1024, 4
-"""Loops of at least so many iterations per thread, and `LONG` times those of the median kernel, take long to unroll."""
-ITERATIONS = 64.0
-"""Iterations that take as long as one compile. Measured: 0.15 s with 20 to 160 iterations, 4 to 5 s with 2,560, 11 to
-16 s with 5,120, 40 to 50 s with 10,240."""
+"""Loops of at least this many iterations per thread, and `LONG` times those of the median kernel, are long to unroll.
+Measured: 0.15 s with 20 to 160 iterations, 4 to 5 s with 2,560, 11 to 16 s with 5,120, 40 to 50 s with 10,240."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ Job = Lower | Build
 
 @dataclass
 class CompileState:
-    """The compile stage as the scheduler sees it. `workers`, `devices`: their numbers."""
+    """The state of the compile stage for the scheduler. `workers`, `devices`: the numbers of workers and of devices."""
 
     workers: int
     devices: int
@@ -59,12 +57,12 @@ class CompileState:
     pipeline: bool = True
     proposing: bool = True
     held: bool = False
-    """Whether the strategy proposes nothing until it gets outcomes. All waiting candidates are then compiled."""
+    """Whether the strategy proposes nothing until it gets outcomes. If so, all waiting candidates are compiled."""
     hints: CompileHints = CompileHints()  # noqa: RUF009
     waiting: int = 0
     """Number of proposed candidates that no worker has taken yet."""
     ready: list[Lowered] = field(default_factory=list)
-    """Candidates that wait to be built, the oldest first. `deferred` candidates are built after them."""
+    """Candidates that wait to be built, the oldest first. The candidates in `deferred` are built later."""
     deferred: list[Lowered] = field(default_factory=list)
     retry: list[tuple[Lowered, ...]] = field(default_factory=list)
     """Parts of groups that failed as a whole, and groups whose worker was lost."""
@@ -87,16 +85,12 @@ class CompileState:
         bisect.insort(self.iterations, _iterations(lowered))
         (self.deferred if deferred else self.ready).append(lowered)
 
-    def work_of(self, group: Sequence[Lowered], *, loops: bool = True) -> float:
-        """Estimate the compile time of `group`. Unit: the compile of a median-length kernel with few accumulators.
-
-        Without `loops`, long loops do not count.
-        """
+    def work_of(self, group: Sequence[Lowered]) -> float:
+        """Estimate the compile time of `group`. Unit: the compile of a median-length kernel with few accumulators."""
         median = self.lengths[(len(self.lengths) - 1) // 2] if self.lengths else math.inf
         return sum(
             max(1.0, (facts.source_bytes or 0) / max(1, median), (facts.accumulators or 0) / COSTLY_REGISTERS)
-            + (_iterations(lowered) / ITERATIONS if loops and self._is_long(lowered) else 0.0)
-            for lowered, facts in ((lowered, lowered.facts) for lowered in group)
+            for facts in (lowered.facts for lowered in group)
         )
 
     def _is_long(self, lowered: Lowered) -> bool:
@@ -118,8 +112,8 @@ class CompileState:
         """Return a free worker's next job, and take it out of the queues; None if the worker must wait.
 
         At first, each device gets one small group. Later groups follow guided self-scheduling (Polychronopoulos and
-        Kuck, IEEE ToC C-36, 1987): each is one worker's share of the remaining work, so groups shrink towards the end
-        of the run, and no large group delays the end.
+        Kuck, IEEE ToC C-36, 1987): each group is one worker's share of the remaining work. So groups shrink towards the
+        end of the run, and no large group delays the end.
         """
         if self.busy and self.busy + self.comparing >= self.workers - self.hints.resting:
             return None
@@ -133,10 +127,10 @@ class CompileState:
         if self.waiting:
             return Lower()
         if self.hints.builds and not self._coming and self.deferred:
-            self.deferred.sort(key=lambda lowered: self.work_of([lowered]), reverse=True)  # the longest compile first
-            long = self.group_size is None and self._is_long(self.deferred[0])
-            reason = "a long loop, alone" if long else "deferred by the screen"
-            return self._build(self.deferred, self.group_size or self._share(), reason)
+            self.deferred.sort(key=lambda m: (-self._is_long(m) * _iterations(m), -self.work_of([m])))  # longest first
+            if self.group_size is None and self._is_long(self.deferred[0]):
+                return self._build(self.deferred, 1, "a long loop, alone")
+            return self._build(self.deferred, self.group_size or self._share(), "deferred by the screen")
         return None
 
     def _build_ready(self) -> Build | None:
@@ -173,7 +167,7 @@ class CompileState:
         return self.proposing and not self.held
 
     def _ready_share(self) -> float:
-        """Return the size of the next group of `ready`: a worker's share of the remaining work, but less at first."""
+        """Return the size of the next group of `ready`: a worker's share of the remaining work, or less at first."""
         earlier = self.groups / self.workers if self.pipeline and self.devices else math.inf
         first = MIN_GROUP * (1 + earlier)  # the first groups are small, because devices wait for them
         return min(max(MIN_GROUP, min(first, self._share())), self._even())
@@ -189,7 +183,7 @@ class CompileState:
         return max(1, math.ceil(self._left_of(self.ready, 0.0) / free))
 
     def _left_of(self, known: Sequence[Lowered], lowering: float) -> float:
-        """Return the work of the `known` candidates and of those still to be lowered. Its unit is one compile.
+        """Return the work of the `known` candidates and of candidates still to be lowered, in units of one compile.
 
         A candidate still to be lowered counts as an average known candidate plus `lowering`.
         """
@@ -198,7 +192,7 @@ class CompileState:
         return work + (max(self._left, 0) + self.lowering) * (each + lowering)
 
     def _work_of_many(self, queue: Sequence[Lowered]) -> float:
-        """Return the compile time of `queue`, or of its beginning if that is more than enough work for all workers."""
+        """Return the compile time of `queue`. For a long queue, count only enough work for all workers."""
         return self.work_of(queue[: 2 * MAX_GROUP * self.workers])
 
     def _build(self, queue: list[Lowered], size: float, reason: str) -> Build:

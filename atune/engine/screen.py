@@ -1,6 +1,6 @@
 """Decisions on lowered candidates: build now, build last, wait, or do not build.
 
-They depend on facts from lowering: whether a candidate can run, is likely to lose, or has one of the best layouts.
+The facts from lowering decide: whether a candidate can run, is likely to lose, or has one of the best layouts.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from atune.workload.workload import WorkloadSpec
 LIKELY = "likely"
 """First word of the reason for pruning a candidate that could run, but is likely to lose."""
 SPILL_REGISTERS = 256
-"""An array this large spills: a thread has at most 255 registers (CUDA C++ Programming Guide, compute capabilities)."""
+"""Accumulators that take this many registers of a thread spill, because a thread has at most 255 registers (CUDA C++
+Programming Guide, compute capabilities)."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The decision on a lowered candidate.
 
-    ``build``: now. ``defer``: build it last. ``wait``: judge it again when other candidates are lowered. ``duplicate``:
-    it has the code of candidate `same_as`. ``prune``: do not build it, for the reason `why`. `likely`: the only reason
-    is that it is likely to lose. `instead`: the candidate to which it is likely to lose, or None.
+    ``build``: build the candidate now. ``defer``: build it last. ``wait``: judge it again when other candidates are
+    lowered. ``duplicate``: it has the same code as candidate `same_as`. ``prune``: do not build it, for the reason
+    `why`. `likely`: whether the only reason is that the candidate is likely to lose. `instead`: the candidate to which
+    it is likely to lose, or None.
     """
 
     becomes: Literal["build", "defer", "wait", "duplicate", "prune"]
@@ -47,8 +49,8 @@ class Screen:
     """Judges the lowered candidates of a run.
 
     `codes`: candidates by the key of their code, from earlier parts of the run. `skips`: whether to prune likely losers
-    rather than build them last. `layouts`: chooses among layouts; None builds all. `default`: the default
-    configuration's index. It is built immediately if it can run, because the winner is compared with it.
+    rather than build them last. `layouts`: the choice among layouts; None to build all. `default`: the default
+    configuration's index. The default is built immediately if it can run, because the winner is compared with it.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class Screen:
 
     @property
     def prunes_losers(self) -> bool:
-        """Whether it prunes candidates only because they are likely to lose."""
+        """Whether the screen prunes candidates that could run, but are likely to lose."""
         return self._skips or self._layouts is not None
 
     def keep_losers(self) -> None:
@@ -99,7 +101,7 @@ def reason_to_defer(facts: StaticFacts) -> str:
 
 
 class LayoutChoice:
-    """Chooses up to `most` layouts of each base configuration, whose candidates differ only in `axes`.
+    """Chooses up to `most` layouts of each base configuration. Candidates with the same base differ only in `axes`.
 
     The choice is a pure function of the events that record how candidates were lowered or failed.
     """
@@ -112,11 +114,11 @@ class LayoutChoice:
         self._made: dict[bytes, LayoutSelection] = {}
 
     def group(self, index: int) -> list[int]:
-        """Return the candidates with the same base configuration as `index`, including it."""
+        """Return the candidates with the base configuration of `index`, including `index` itself."""
         return self._groups[self._base(self._candidates[index])]
 
     def judge(self, state: State, index: int, limits: DeviceLimits) -> Verdict:
-        """Judge a candidate that is not a duplicate. It waits until all layouts of its configuration are lowered.
+        """Judge a candidate that is not a duplicate. A candidate waits until all layouts of its base are lowered.
 
         If several layouts compile to the same code, the first one represents them.
         """
@@ -158,7 +160,7 @@ class LayoutChoice:
 
 
 def layout_choice(spec: WorkloadSpec, candidates: Mapping[int, Candidate], most: int | None) -> LayoutChoice | None:
-    """Return the choice for a run that measures `most` layouts of a configuration; None if it measures all.
+    """Return the choice for a run that measures `most` layouts of a configuration; None if the run measures all.
 
     Raises `UsageError` if the space has no axis of layouts, or is so large that only a sample is searched.
     """

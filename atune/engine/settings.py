@@ -29,13 +29,13 @@ ATUNE_COMMANDS = ("/atune", "/atune/__main__.py")
 """Endings of ``sys.argv[0]`` by which the header recognises the `atune` command."""
 
 Advise = Callable[[WorkloadSpec, Sequence[DeviceInfo]], tuple[tuple[Advice, ...], list[str]]]
-"""Returns advice from other runs, and remarks for the user. Raises `UsageError`."""
+"""Function that returns advice from other runs, and remarks for the user. Raises `UsageError`."""
 
 
 class KnownResult(NamedTuple):
-    """Results of earlier runs of the same work: events that this run need not repeat, or advice.
+    """Results of earlier runs of the same work: events of work that this run need not repeat, or advice.
 
-    `whole`: if `events` are all of a whole run, so that no work is left, the path of that run's journal.
+    `whole`: the path of an earlier run's journal if `events` are all events of that run, so that no work is left.
     """
 
     events: Sequence[Event] = ()
@@ -44,7 +44,7 @@ class KnownResult(NamedTuple):
 
 
 Kernels = Callable[[Iterable[Candidate]], Mapping[int, str]]
-"""Has workers elaborate candidates, and returns each `Lowered.ir_digest` by index. It blocks: call it in a thread."""
+"""Has workers elaborate candidates, and returns `Lowered.ir_digest` by index. It blocks, so call it in a thread."""
 Recall = Callable[[RunStarted, WorkloadSpec, Kernels, str], KnownResult | None]
 """Returns results of earlier runs; None while another run does the same work. The last argument is the journal."""
 
@@ -63,9 +63,11 @@ class EngineSettings:
     pipeline: bool = True
     accept: Sequence[str] = ()
     advise: Advise | None = None
-    """Finds configurations to try first, if they are in the space; None for a run without advice."""
+    """Function that finds configurations to try first, if the space has them; None for a run without advice."""
     recall: Recall | None = None
     journal: str = ""
+    looks: int = 10
+    """Largest number of times that the final examines the order, each after a set of rounds."""
     cached: bool = True
     """Whether the result cache may use this run."""
 
@@ -73,7 +75,7 @@ class EngineSettings:
         check_given(self.strategy, pipeline=self.pipeline)
 
     def strategy_in(self, spec: WorkloadSpec, header: RunStarted | None, figures: Figures | None) -> str:
-        """Return the strategy's name for the header. A resumed run without a strategy keeps the name in `header`."""
+        """Return the strategy's name for the header. If a resumed run gets no strategy, `header` decides."""
         if isinstance(self.strategy, Strategy):
             return self.strategy.name
         if self.strategy is not None and self.strategy != AUTO:
@@ -118,7 +120,7 @@ class EngineSettings:
 # ---- differences from the work of a journal
 
 PARTS = ("kernel", "target", "device", "versions", "settings")
-"""Parts of the work that may differ when a run is resumed. The user accepts each by its name."""
+"""Names of the parts of the work that may differ when a run is resumed, if the user accepts each part by name."""
 ANOTHER = "Give another journal"
 
 
@@ -127,7 +129,7 @@ def check_same_work(
 ) -> tuple[str, ...]:
     """Return the accepted differences between the journal's work and `now`, the header of a new run.
 
-    Raises `JournalError` for differences that are not accepted, and if the space differs.
+    Raises `JournalError` if the space differs, or if another difference is not accepted.
     """
     header = state.header
     assert header is not None
@@ -145,9 +147,9 @@ def check_same_work(
 
 
 def all_accepted(changes: Sequence[tuple[str, str]], accept: Sequence[str], why: str, instead: str) -> tuple[str, ...]:
-    """Return `changes` as texts. Each change is a part and a sentence. Raises `JournalError` unless all are accepted.
+    """Return `changes`, each a part and a sentence, as strings. Raises `JournalError` if a change is not accepted.
 
-    `why` begins the error's message, and `instead` is an alternative to accepting.
+    The error's message begins with `why`, and offers `instead` as the alternative to accepting.
     """
     if refused := [(part, text) for part, text in changes if part not in accept]:
         lines = "".join(f"\n  {part}: {text}" for part, text in refused)
@@ -159,8 +161,8 @@ def all_accepted(changes: Sequence[tuple[str, str]], accept: Sequence[str], why:
 def check_code(compile: CompileSettings, config: Mapping[str, Any], accept: Sequence[str]) -> None:
     """Raise `JournalError` if a journal's settings or configuration may run a stranger's code.
 
-    A setting that changes the compiled code, such as a flag, may also load a plugin or run a program. Such a
-    setting must have its default value, or be accepted.
+    A setting that changes the compiled code, such as a flag, may also load a plugin or run a program. The setting must
+    therefore have its default value, or be accepted.
     """
     usual = CompileSettings()
     given = {name: getattr(compile, name) for name in MEASURING["compile"]}
@@ -173,7 +175,7 @@ def check_code(compile: CompileSettings, config: Mapping[str, Any], accept: Sequ
 def _changed_parts(
     header: RunStarted, state: State, now: RunStarted, devices: Sequence[DeviceInfo]
 ) -> list[tuple[str, str]]:
-    """Return (part, sentence) for each difference of the work `now` from the journal's, except for the space."""
+    """Return (part, sentence) for each difference of the work `now` from the journal's work, except for the space."""
     changes: list[tuple[str, str]] = []
     tried, own = state.entry(BASELINE).config, with_tuples(now.baseline or {})
     for name in sorted(RESERVED):
@@ -182,9 +184,7 @@ def _changed_parts(
     if config_key(header.arguments) != config_key(now.arguments):
         changes.append(("kernel", f"the problem was {_values(header.arguments)} and is {_values(now.arguments)}"))
     elif header.fingerprint != now.fingerprint or (header.code and header.code != now.code):
-        changes.append(
-            ("kernel", "the source of the kernel, its inputs, its reference or how to check results has changed")
-        )
+        changes.append(("kernel", "the source of the kernel, its inputs, its reference or its checks has changed"))
     if header.target != now.target:
         changes.append(("target", f"it was {header.target} and is {now.target}"))
     before = {device.name for device in state.devices.values()}

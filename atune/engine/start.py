@@ -28,7 +28,7 @@ from atune.model.jobs import ElaborateJob
 from atune.workload.workload import WorkloadSpec
 
 POLL_S = 0.1
-"""Seconds between two checks whether another run of the same work has ended."""
+"""Seconds between two checks of whether another run of the same work has ended."""
 
 
 class Start:
@@ -37,17 +37,17 @@ class Start:
     def __init__(self, machine: Machine, run: Run, settings: EngineSettings) -> None:
         self.machine, self.run, self.recorder, self.settings = machine, run, run.recorder, settings
         self.strategy: Guarded | None = None
-        """None until the survey of the space, if there is one, has ended."""
+        """The strategy; None until the space is surveyed, if it must be surveyed."""
         self.recalled = ""
         """The journal of an earlier run that already has the result; empty if this run has work to do."""
         self.layouts: LayoutChoice | None = None
-        """Chooses among layouts; None if all are tried."""
+        """The choice among layouts; None if all layouts are tried."""
         self._drawn_by = settings.seed
-        """The seed of the strategy and of the draw from a large space. A resumed run takes it from the header."""
+        """The seed for the strategy, and for samples of a large space. A resumed run takes the seed from the header."""
 
     @functools.cached_property
     def compile_workers(self) -> Sequence[CompileWorker]:
-        """The machine's compile workers, once it has found its devices."""
+        """The machine's compile workers, which exist only after the machine has found its devices."""
         return self.machine.compile_workers()
 
     async def begin(self) -> Plan | None:
@@ -99,10 +99,8 @@ class Start:
         return specs[0], target, devices
 
     async def _take_over(self, recall: Recall, spec: WorkloadSpec, now: RunStarted) -> KnownResult:
-        """Look up earlier results, and record their events in this run if the kernels are the same.
-
-        Waits while another run does the same work.
-        """
+        """Look up earlier results, after waiting for other runs that do the same work. If the kernels are the same,
+        record the results' events in this run."""
         kernels = functools.partial(anyio.from_thread.run, cast(Any, self._ir_digests))
         look_up = functools.partial(recall, now, spec, kernels, self.settings.journal)
         look = functools.partial(anyio.to_thread.run_sync, look_up, abandon_on_cancel=True)
@@ -130,7 +128,7 @@ class Start:
         return accepted
 
     def _plan(self, spec: WorkloadSpec, strategy: str, advice: tuple[Advice, ...]) -> Plan:
-        """Make the plan, the choice of layouts, and the strategy unless it needs the survey. Runs in a thread."""
+        """Make the plan, the choice of layouts and, unless it needs a survey first, the strategy. Runs in a thread."""
         state, settings = self.recorder.state, self.settings
         plan = Plan(
             spec,
@@ -170,7 +168,7 @@ class Start:
             return [("kernel", f"{what}: a helper, a value or an environment variable that they use has changed")]
         if unknown := [e.index for e in lowered if not e.ir_digest]:
             what = f"the journal does not identify the kernels of {len(unknown)} candidates, such as {unknown[0]}"
-            return [("kernel", f"{what}: an older atune wrote the journal, or they include files of yours")]
+            return [("kernel", f"{what}: an older atune wrote the journal, or the kernels include your own files")]
         return []
 
     def _record_resumed(self, plan: Plan, how: Mapping[str, Any]) -> None:

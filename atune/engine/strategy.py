@@ -19,45 +19,44 @@ from atune.model.candidate import Config, key_of
 from atune.model.settings import AUTO_BATCH, AUTO_GAIN_PERCENT
 
 AHEAD, FULL = 2, 16
-"""A learning strategy may have `AHEAD` candidates per compile worker outstanding, but always at least `FULL`."""
+"""A learning strategy may have `AHEAD` candidates outstanding for each compile worker, but always at least `FULL`."""
 ROOM = 3
-"""At the limit, the strategy waits until part of the limit is free: one worker's share, divided by `ROOM`."""
+"""A strategy at its limit is asked again when one worker's share of the limit, divided by `ROOM`, is free."""
 DUPLICATE = "duplicate"
-"""The reason of a candidate whose code was measured as another candidate's. The duplicate did not fail."""
+"""Reason that a strategy gets for a candidate with the same code as another candidate. A duplicate is no failure."""
 
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Proposes candidates by index. Its methods are called in threads, and no two of them at the same time.
+    """Proposes candidates by index. The engine calls the methods in threads, but never two at the same time.
 
-    A resumed run makes a new object, and tells it all earlier outcomes before it asks. If the object then proposes one
-    of these candidates, the engine ignores the proposal and asks again. Two attributes are optional. `begin` gets the
-    `Searched` before any other call. `most_outstanding`, an int, is the number of proposed candidates that may now lack
-    an outcome.
+    A resumed run makes a new object, and tells the object all earlier outcomes before asking. If the object then
+    proposes a candidate that was tried before, the engine ignores the proposal and asks again. Two attributes are
+    optional. The method `begin` gets the `Searched` before any other call. The integer `most_outstanding` is the number
+    of proposed candidates that may now lack an outcome.
     """
 
     name: str
 
     def ask(self) -> int | None:
-        """Return the index of the next candidate to try, or None at the end. Return each index at most once."""
+        """Return the index of the next candidate to try, or None to end the search. Return each index at most once."""
 
     def tell(self, index: int, latency_ms: float | None, reason: str = "") -> None:
-        """Learn a candidate's outcome: its latency in ms, or None and the `reason` that it has no latency of its own.
+        """Learn a candidate's outcome: its latency in ms, or None and the `reason` why it has no latency of its own.
 
-        The reason is its kind of failure (such as ``timeout``, ``mismatch`` or ``compile``), ``pruned`` for a device
-        limit, or `DUPLICATE`. If an outcome comes again, the new latency counts.
+        The reason is the kind of the failure (such as ``timeout``, ``mismatch`` or ``compile``), ``pruned`` for a
+        device limit, or `DUPLICATE`. If a candidate's outcome is told again, the new latency counts.
         """
 
 
 @dataclass(frozen=True)
 class Searched:
-    """The space to search, by the candidates' indices. It lacks candidates that failed in the survey or come last.
+    """The space to search, by the candidates' indices. Candidates that failed in the survey or come last are left out.
 
     `budget`: the largest number of candidates that will be tried; None if unknown. `prior`: estimates by index, in
-    milliseconds or another unit in which half is twice as good; candidates whose estimate is missing or not above 0
-    come last. `facts`: further numbers by index and name. `default`: the default configuration's index, if the space
-    has it. The engine tries it first, and then `advised`, the fastest candidates of other runs, whatever the strategy
-    proposes.
+    milliseconds, or in a unit in which half is twice as good. Candidates without an estimate above 0 come last.
+    `facts`: further numbers by index and name. `default`: the default configuration's index, if the space has it. The
+    engine always tries the default first, and then `advised`, the fastest candidates of other runs.
     """
 
     configs: Mapping[int, Config]
@@ -75,7 +74,7 @@ class Searched:
 
 
 def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
-    """Return `indices` by estimate, the best first; then, in the given order, those without an estimate or with NaN."""
+    """Return `indices` by estimate, the best first. Indices without an estimate, or with NaN, come last, in order."""
 
     def estimate(index: int) -> float:
         value = float(prior.get(index, float("inf")))
@@ -87,8 +86,8 @@ def by_prior(indices: Sequence[int], prior: Mapping[int, float]) -> list[int]:
 class Guarded:
     """Forwards the engine's calls to `strategy`, and checks the answers.
 
-    `known`: indices that it may propose. `first`: indices to try before its proposals, such as the default's.
-    `last`: indices to try after its proposals. `enough`: decides when to stop asking; None to never stop.
+    `known`: indices that the strategy may propose. `first`: indices to try before the proposals, such as the default's
+    index. `last`: indices to try after the proposals. `enough`: decides when to stop asking, unless it is None.
     """
 
     def __init__(
@@ -105,9 +104,9 @@ class Guarded:
         self._full = False
 
     def full(self, outstanding: int, workers: int) -> bool:
-        """Return whether too many candidates are `outstanding` to ask for another one.
+        """Return whether too many candidates are `outstanding` to ask for another candidate.
 
-        The answer stays True until many may be asked for together, because small groups take longer to compile.
+        The answer then stays True until many candidates may be asked for together, because small groups compile slowly.
         """
         if self.enough is not None and self.enough.full(outstanding):
             return True
@@ -123,7 +122,7 @@ class Guarded:
         return max(1, min(most, own))
 
     def ask(self) -> int | None:
-        """Return the next index: from `first`, then from the strategy, then from `last`; None at the end.
+        """Return the next index: from `first`, then from the strategy, then from `last`; None if no index is left.
 
         Raises `StrategyError`.
         """
@@ -146,7 +145,8 @@ class Guarded:
             index = -1
         if isinstance(answer, bool) or index not in self._known:
             raise self._error(
-                f"ask() returned {answer!r}, which is not a candidate's index. Return an index, or None at the end"
+                f"ask() returned {answer!r}, which is not a candidate's index. "
+                "Return an index, or None to end the search"
             )
         if index in self._asked:
             raise self._error(f"ask() returned {index} a second time. Propose each candidate only once")
@@ -173,14 +173,14 @@ class Guarded:
 
 
 class Enough:
-    """Ends a search with the budget ``auto`` after a batch of candidates that brings no clearly better one.
+    """Ends a search with the budget ``auto`` after a batch in which no candidate is clearly better than all before.
 
     Decisions depend only on the outcomes of whole batches, so a resumed run makes the same decisions.
     """
 
     def __init__(self) -> None:
         self._latencies = dict[int, float]()
-        """Latencies of all candidates that were tried; infinite if they failed."""
+        """Latencies of all candidates that were tried; infinite for candidates that failed."""
         self._best, self._until = math.inf, AUTO_BATCH
         self.reached = False
         """Whether the search is over."""
@@ -190,7 +190,7 @@ class Enough:
         return outstanding > 0 and len(self._latencies) + outstanding >= self._until
 
     def tell(self, index: int, latency_ms: float | None) -> None:
-        """Learn an outcome. If it completes a batch, decide whether the search is over."""
+        """Learn an outcome. If the outcome completes a batch, decide whether the search is over."""
         self._latencies[index] = math.inf if latency_ms is None else latency_ms
         if self.reached or len(self._latencies) < self._until:
             return
@@ -200,9 +200,9 @@ class Enough:
 
 
 def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
-    """Return the outcome of candidate `index` for strategies: its latency in ms, or None and the reason.
+    """Return what strategies are told about candidate `index`: its latency in ms, or None and a reason.
 
-    The reason is a failure's kind, ``pruned``, or `DUPLICATE`, even if the duplicate's code is still being measured.
+    The reason is a failure's kind, ``pruned`` or `DUPLICATE`, even if the duplicate's code is not measured yet.
     """
     outcome = state.outcome(index)
     if outcome is None or state.first(index).index != index:
@@ -213,9 +213,9 @@ def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
 
 
 _ABSENT = object()
-"""Stands for the value of a configuration that lacks an axis."""
+"""Placeholder for a configuration's value on an axis that the configuration lacks."""
 SPREAD = 4096
-"""Number of draws that are spread over the axes. They cover all axes, so later draws need not be spread."""
+"""Number of draws that are spread over the axes. These draws cover all axes, so later draws need not be spread."""
 SPREAD_TRIES = 16
 """For each spread draw, this many candidates are drawn, and the candidate with the rarest values is taken."""
 
@@ -240,7 +240,7 @@ class Axis:
 
 
 class Encoding:
-    """Encodes candidates 0 … n-1, the positions in `configs`, on the axes that have more than one value."""
+    """Encodes candidates 0 … n-1, numbered as in `configs`, on the axes that have more than one value."""
 
     def __init__(self, configs: Sequence[Config]) -> None:
         names = dict.fromkeys(name for config in configs for name in config)
@@ -254,7 +254,7 @@ class Encoding:
             self.at.setdefault(place, candidate)
 
     def neighbours(self, candidate: int) -> list[int]:
-        """Return the candidates that differ in one axis: by one step on an axis of numbers, by any change on others."""
+        """Return the candidates that differ on one axis: by one step if the axis has numbers, or else by any change."""
         place = self.places[candidate]
         neighbours = dict[int, None]()
         for number, axis in enumerate(self.axes):
@@ -275,9 +275,9 @@ class Encoding:
             yield from ([other] for other in range(len(axis.values)) if other != here)
 
     def spread_order(self, seed: int) -> Iterator[int]:
-        """Yield each candidate once: first a part that has each value of each axis about equally often, then the rest.
+        """Yield each candidate once. In the first part, all values of an axis are about equally frequent.
 
-        For each candidate of the first part, draw `SPREAD_TRIES` and take the one with the rarest values so far.
+        For each candidate of the first part, draw `SPREAD_TRIES` candidates, and take the one with the rarest values.
         """
         rng = random.Random(seed)
         left = list(range(len(self.places)))
@@ -285,7 +285,7 @@ class Encoding:
         seen, counts = set[int](), [Counter[int]() for _ in self.axes]
 
         def frequency(candidate: int) -> int:
-            """Return how often a candidate's values were drawn. Each value has its axis' length as weight."""
+            """Return how often a candidate's values were drawn, weighted by the number of values on their axes."""
             place = self.places[candidate]
             return sum(
                 count[value] * len(axis.values) for count, value, axis in zip(counts, place, self.axes, strict=True)
@@ -308,7 +308,7 @@ def _text(value: Any) -> bytes:
 
 AUTO, EXHAUSTIVE, RANDOM, PRIOR, BAYESIAN = "auto", "exhaustive", "random", "prior", "bayesian"
 WALKED = 64
-"""A space with more candidates is tried in the order of the prior, not in its own order."""
+"""Largest size of a space that is tried in its own order. Larger spaces are tried in the order of the prior."""
 
 
 class FixedOrder:
@@ -325,7 +325,7 @@ class FixedOrder:
 
 
 def _random(searched: Searched) -> FixedOrder:
-    """Return the candidates in a random order, drawn with the seed. Its beginning is spread over the axes."""
+    """Return the candidates in a random order, drawn with the seed. The order's beginning is spread over the axes."""
     indices = list(searched.configs)
     order = Encoding(list(searched.configs.values())).spread_order(searched.seed)
     begin = list(islice(order, SPREAD))  # the slow part, which is done before the first answer
@@ -367,7 +367,7 @@ FEW_CANDIDATES = 8
 
 
 def learns(name: str) -> bool:
-    """Return whether the strategy `name` may learn from outcomes, and so take long to answer. A user's own may, too."""
+    """Return whether the strategy `name`, or a user's own strategy, may learn from outcomes and take long to answer."""
     return name not in (EXHAUSTIVE, RANDOM, PRIOR)
 
 
@@ -379,12 +379,12 @@ def check_given(strategy: str | Strategy | None, *, pipeline: bool = True) -> No
     if isinstance(strategy, str):
         if strategy not in STRATEGIES:
             raise UsageError(
-                f"strategy {strategy!r} is unknown; choose {', '.join(STRATEGIES)}, or give your own object"
+                f"strategy {strategy!r} is unknown; choose {', '.join(STRATEGIES)}, or give a strategy object"
             )
     elif isinstance(strategy, type) or not (isinstance(name, str) and name and isinstance(strategy, Strategy)):
         raise UsageError(
-            f"strategy {strategy!r} is not a strategy; give a name, or an object with a name (text), ask() and "
-            "tell(index, latency_ms, reason)"
+            f"strategy {strategy!r} is not a strategy; give a name, or an object with a name (a string) "
+            "and the methods ask() and tell(index, latency_ms, reason)"
         )
     elif name in STRATEGIES:
         raise UsageError(f"strategy {name!r}: atune has a strategy with this name; rename yours")

@@ -1,5 +1,5 @@
-"""The ways into atune: `tune` and its relatives, sets of problems, and the decorator, with the options of each.
+"""The entry points of atune (`tune` and similar functions, sets of problems, the decorator), and their options.
 
-They may import all of atune but `compat` and `testing`. They turn a call into a run with a journal and a result.
-`engine` carries the run out, and `workers` keeps files that outlive the run. The command line is in `cli`.
+This package may import all of atune but `compat` and `testing`. It turns a call into a run with a journal and a result.
+`engine` carries out the run, and `workers` keeps files that outlive the run. `cli` is the command line.
 """

@@ -47,10 +47,10 @@ Loading = Callable[[Artifact | None], T]
 
 
 def with_library(workload: Workload, target: Target, settings: CompileSettings, use: Loading[T]) -> T:
-    """Call `use` with the library of `workload`, which has a single configuration, and return the result of `use`.
+    """Pass the library of `workload`, which has a single configuration, to `use`, and return the result of `use`.
 
-    This process compiles nothing: if the artifact store lacks the library, a worker process makes it. A worker must not
-    start workers: there, `use` gets None and itself compiles. Raises `CompileFailed`. Blocks, even in an event loop.
+    This process compiles nothing: if the artifact store lacks the library, a worker process compiles it. In a worker,
+    which must not start workers, `use` gets None and compiles. Blocks the thread. Raises `CompileFailed`.
     """
     stored = None
     if settings.store:
@@ -81,9 +81,9 @@ def load_kernel(
     winner: Winner | None = None,
     artifact: Artifact | None = None,
 ) -> Any:
-    """Return the `tilelang.JITKernel` of `kernel` that calls `artifact`. If `artifact` is None, tilelang compiles it.
+    """Return a `tilelang.JITKernel` that calls `artifact`. If `artifact` is None, tilelang compiles `kernel` itself.
 
-    `written`, `config`: arguments and configuration as the user wrote them. `winner` has the roles and latencies.
+    `written`, `config`: arguments and configuration as the user wrote them. `winner`: gives roles and latencies.
     """
     jit, options = call.options.jit, call.options
     if jit is None:
@@ -108,15 +108,15 @@ def load_kernel(
 
 
 def explicit_kernel(call: Call) -> Any:
-    """Return the kernel of a call that passes the tunable arguments itself."""
+    """Return the compiled kernel for a call that passes values for the tunable arguments."""
     hints = {} if call.owner.is_jit else call.own_hints
     return load_kernel(call, call.owner.kernel, {**hints, **call.given}, {})
 
 
 def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, winner: Winner | None) -> Roles:
-    """Return the roles of the kernel's parameters: those of the tuning, if known and if the parameters are the same.
+    """Return the roles of the kernel's parameters. The tuning's roles are used if they are known and fit.
 
-    Each call of an eager kernel passes all of its tensors, outputs included.
+    Each call of an eager kernel passes all tensors of the kernel, including the outputs.
     """
     tuned = None if winner is None else winner.roles
     if tuned is not None and call.eager:
@@ -137,14 +137,14 @@ def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, 
 
 
 class TunedKernel(TunableKernel):
-    """A kernel whose calls use the winners of their keys. Subclasses decide how a call is analysed.
+    """A kernel that runs each call with the winner for the call's key. Subclasses decide how a call is analysed.
 
-    The first call of each form finds or makes its kernel, and later calls look it up. Threads and tasks may share the
-    kernel: one of them tunes while the others wait.
+    The first call of each form finds or compiles the kernel for this form, and later calls of the form look it up.
+    Threads and tasks may share a `TunedKernel`: one thread or task tunes while the others wait.
     """
 
     is_autotuned = True
-    """Tells `Workload` that this is not a plain kernel function."""
+    """A mark by which `Workload` recognizes that this object is not a plain kernel function."""
 
     def __init__(self, kernel: Any) -> None:
         functools.update_wrapper(self, function_of(kernel))
@@ -154,28 +154,28 @@ class TunedKernel(TunableKernel):
         self._kernels: dict[str, Any] = {}
         self.winners = Winners(self.__name__, self._entries.clear)
         self._building = threading.Lock()
-        """Held while a worker compiles for a call, so that only one thread starts the worker."""
+        """A lock that is held while a worker compiles for a call, so that only one thread starts the worker."""
         self._tensor: Any = importlib.import_module("torch").Tensor
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the kernel with the fastest configuration. If that is unknown, tune first."""
+        """Call the kernel with the fastest configuration. If this configuration is unknown, tune first."""
         entry = self._entries.get(self.form_of(args, kwargs))
         if entry is None:
             entry = self._entry(args, kwargs)
         return entry(args, kwargs)
 
     def workload_for(self, arguments: Mapping[str, Any]) -> Workload:
-        """Return the workload that a call with these arguments tunes. Raises as the call does."""
+        """Return the workload that a call with these arguments would tune. Raises the same errors as the call."""
         return self.call_of((), arguments).tuned.workload
 
     def forget(self, meant: Callable[[str], bool] = bool) -> None:
-        """Remove from memory the winners whose key's text `meant` accepts; by default, all winners."""
+        """Remove each winner from memory if `meant` returns true for its key's text. By default, remove all."""
         self._entries.clear()
         self._kernels.clear()
         self.winners.forget(meant)
 
     def known(self) -> dict[tuple[str, str], Winner]:
-        """Return the winners in memory, by their key and by the problem that they were tuned for, both as texts."""
+        """Return the winners in memory, by the text of the winner's key and the text of the tuned problem."""
         keys = [*self.winners.known.items()]  # copies, because other threads may add winners
         return {(key, problem): winner for key, winners in keys for problem, winner in [*winners.items()]}
 
@@ -184,7 +184,7 @@ class TunedKernel(TunableKernel):
         raise NotImplementedError
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Return the kernel's name: functions are pickled by name, too. A script's kernel also carries its parts."""
+        """Pickle the kernel by name, as functions are pickled. If a script defines the kernel, include its parts."""
         module, name = self.__module__, str(getattr(self, "__qualname__", self.__name__))
         if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
             return name
@@ -202,14 +202,14 @@ class TunedKernel(TunableKernel):
         raise NotImplementedError
 
     def kernel_for(self, call: Call) -> Any:
-        """Return the compiled kernel for a call, with the configuration that the call passes, or else the winner."""
+        """Return the compiled kernel for a call. A call's own configuration takes precedence over the winner."""
         raise NotImplementedError
 
     def form_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
-        """Return a key for the form of a call, without analysing the call. Every call needs it, so it must be fast.
+        """Return a key for the form of a call. Every call needs the key, so making the key must be fast.
 
-        The form has the dtype, shape and strides of tensors, and only the type of numbers that a compiled kernel takes
-        at run time. Values of different types differ, even if Python compares them equal.
+        A tensor's form is its dtype, shape and strides. If a compiled kernel takes a number at run time, the number's
+        form is its type. Values of different types have different forms, even if Python considers the values equal.
         """
         parts: list[Any] = []
         for name, value in itertools.chain(enumerate(args), sorted(kwargs.items()) if kwargs else ()):
@@ -252,7 +252,7 @@ class TunedKernel(TunableKernel):
     # Kernels
 
     def chosen(self, call: Call) -> tuple[Winner, Any]:
-        """Return the winner that a call uses, and its kernel. Warns of a winner that cannot be used, and skips it."""
+        """Return the first usable winner for a call, and its compiled kernel. Warns of each winner that is unusable."""
         tuning = self._tuning_call(call)
         while True:
             winner = self.winners.find(tuning)
@@ -264,7 +264,7 @@ class TunedKernel(TunableKernel):
                 self.winners.pass_over(tuning, winner, error)
 
     def _tuning_call(self, call: Call) -> TunedCall:
-        """Return the tuning that a call needs. If `tune_on` is set, the tuning has other arguments than the call."""
+        """Return the tuning for a call. If `tune_on` is set, the tuning uses the arguments that `tune_on` returns."""
         if call.options.tune_on is None:
             return call.tuned
         other = call.ask("tune_on", call.options.tune_on)
@@ -273,9 +273,9 @@ class TunedKernel(TunableKernel):
         return TunedCall(self.call_of((), {**call.given, **other}), launch=call.tuned)
 
     def kernel_of(self, tuned: TunedCall, winner: Winner) -> Any:
-        """Return the kernel of a call with the winner's configuration. A new kernel loads the measured library.
+        """Return the compiled kernel for a call with the winner's configuration, preferably from the measured library.
 
-        The artifact store or a compile worker gives the library if it is gone, or if other arguments were tuned.
+        If that library is gone or is for other arguments, the artifact store or a compile worker provides a library.
         """
         name = typed_text([tuned.arguments, winner.config], tuned.written)
         if (known := self._kernels.get(name)) is not None:
@@ -311,9 +311,9 @@ def _named(module: str, name: str, stream: bytes, buffers: list[bytes]) -> Any:
 class Autotuned(TunedKernel):
     """A TileLang kernel under `@atune.autotune`.
 
-    A call behaves as a call of the plain kernel does, with the fastest configuration for the call's key. A lazy kernel,
-    which returns a PrimFunc, returns the compiled kernel. An eager kernel, which has tensor annotations, runs and
-    returns its outputs. The first call with a new key tunes; later calls look up the kernel.
+    A call behaves like a call of the plain kernel, but uses the fastest configuration for the call's key. A call of a
+    lazy kernel (which returns a PrimFunc) returns the compiled kernel. A call of an eager kernel (which has tensor
+    annotations) runs the kernel and returns the outputs. The first call with a new key tunes the kernel.
     """
 
     def __init__(self, kernel: Any, options: Options) -> None:
@@ -321,32 +321,32 @@ class Autotuned(TunedKernel):
         self.options = options
 
     def by_value(self) -> tuple[Any, ...]:
-        """Return the class and its arguments. Listeners, and winners in memory, stay in this process."""
+        """Return the class and its arguments. The listeners, and the winners in memory, are left out."""
         alone = replace(self.options.plan, on_event=None, log=None, progress=None)
         return Autotuned, (self.kernel, msgspec.structs.replace(self.options, plan=alone))
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the compiled kernel with the fastest configuration, without running it. Tunes first if needed.
+        """Return the compiled kernel with the fastest configuration, without running the kernel. Tunes first if needed.
 
-        For an eager kernel, pass tensors, or its `T.const` dimensions by name.
+        If the kernel is eager, pass its tensors, or pass its `T.const` dimensions by name.
         """
         return self.kernel_for(self.call_of(args, kwargs))
 
     def as_op(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Return the kernel of a call as the `torch.library` operator `name`, such as ``mylib::gemm``."""
+        """Return the compiled kernel for a call as the `torch.library` operator `name`, such as ``mylib::gemm``."""
         return self.compile(*args, **kwargs).as_op(name)
 
     def tune(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
-        """Return the whole result for a call: from memory, from the cache (then `cache_hit` is set), or after tuning.
+        """Return the whole result for a call. If no result is known, tune. A result from the cache has `cache_hit` set.
 
-        `refresh`: tune again. Tuning leaves the call's own tensors alone.
+        `refresh`: tune again even if the result is known. Tuning never changes the call's tensors.
         """
         return run_blocking(self.tune_async, *args, refresh=refresh, **kwargs)
 
     async def tune_async(self, *args: Any, refresh: bool = False, **kwargs: Any) -> TuneResult:
-        """Tune like `tune`, in the running event loop. Later calls then neither tune nor compile.
+        """Tune like `tune`, in the running event loop. Afterwards, calls of this form neither tune nor compile.
 
-        A cancellation stops the tuning; the next call continues from its measurements.
+        A cancellation stops the tuning, but keeps its measurements, so the next call continues the tuning.
         """
         call = await anyio.to_thread.run_sync(self.call_of, args, kwargs, abandon_on_cancel=True)
         tuning = await anyio.to_thread.run_sync(self._tuning_call, call, abandon_on_cancel=True)
@@ -357,10 +357,10 @@ class Autotuned(TunedKernel):
         return result
 
     def best_config(self, *args: Any, on_miss: OnMiss | None = None, **kwargs: Any) -> Config:
-        """Return the fastest configuration for a call if it is known. Otherwise `on_miss` decides.
+        """Return the fastest configuration for a call. If this configuration is unknown, `on_miss` decides.
 
         ``tune`` tunes, ``pick`` asks the prior, ``default`` returns the default configuration, and ``error`` raises
-        `CacheMiss`. If `on_miss` is None, the decorator's option decides.
+        `CacheMiss`. If `on_miss` is None, the decorator's option `on_miss` applies.
         """
         if on_miss is not None:
             converted("on_miss", on_miss, OnMiss, ON_MISS)
@@ -370,8 +370,8 @@ class Autotuned(TunedKernel):
     def clear_cache(self, *, key: Any = None) -> int:
         """Remove the kernel's winners from memory and from the result cache. Returns the number of results removed.
 
-        `key`: remove only winners of this key: arguments by name, as `tunings` shows them, or a value that the
-        decorator's function `key` returned. Arguments with a default, and hints, may be left out.
+        `key`: remove only the winners of this key. Give the arguments as a dictionary, as `tunings` shows them, or a
+        value that the decorator's function `key` returned. You may leave out hints, and arguments with defaults.
         """
         cache, is_mine = self.options.cache, self._is_mine()
         given, names = ({"key": key}, ()) if callable(self.options.key) else (key, key or ())
@@ -392,14 +392,14 @@ class Autotuned(TunedKernel):
         return 0 if cache is None else cache.clear(mine)
 
     def has_result(self) -> bool:
-        """Tell whether the result cache has a result for the kernel's current source, for any problem."""
+        """Tell whether the result cache has a result, for any problem, of the kernel's current source."""
         cache, name = self.options.cache, self.options.workload.get("name") or self.__name__
         with suppress(Exception):  # the call will report the error
             return cache is not None and any(map(self._is_mine(), cache.entries(kernel=name)))
         return False
 
     def _is_mine(self) -> Callable[[CacheEntry], bool]:
-        """Return a function that tells whether a result has the kernel's current source, for any problem and space."""
+        """Return a function that tells whether a result (for any problem or space) has the kernel's current source."""
         source = functools.cache(lambda tuned: kernel_fingerprint(self.kernel, without_defaults=tuned))
         return lambda entry: bool(entry.parts.source == source(frozenset(entry.config)))
 
@@ -416,9 +416,9 @@ class Autotuned(TunedKernel):
 
 
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()
-"""The decorated kernels of this program."""
+"""All kernels that this program has decorated."""
 _ELSEWHERE = {name: f'tuning={{"{name}": …}}' for name in TUNING}
-"""The right spelling of options that belong in `tuning`, by name."""
+"""For the name of each option that belongs in `tuning`, the correct way to write the option."""
 
 
 @overload
@@ -433,19 +433,19 @@ def autotune(kernel: Callable[..., Any], **options: Unpack[AutotuneOptions]) -> 
 def autotune(kernel: Any = None, **options: Any) -> Any:
     """Tune a kernel when it is called. Put this decorator above `@tilelang.jit`.
 
-    The first call with a new key tunes, and later calls look up the kernel. Returns an `Autotuned`, or a decorator. If
-    a call may tune and the result cache has no result for the kernel, the function `warm` is called once per program.
+    The first call with a new key tunes the kernel, and later calls look it up. Returns an `Autotuned`, or a decorator
+    if `kernel` is None. If calls may tune, and no result for the kernel is cached, `warm` is called once per program.
 
         @atune.autotune(space={"block_M": [64, 128], "threads": [128, 256]})
         @tilelang.jit(out_idx=[-1])
         def matmul(M, N, K, block_M=128, threads=128): ...
 
-    Raises `UsageError` or a subclass for arguments that cannot work. An unknown option's error is a TypeError, too.
+    Raises `UsageError` or a subclass for invalid arguments. For an unknown option, the error is also a TypeError.
 
     Parameters
     ----------
     kernel
-        The kernel, or None for a decorator. Do not repeat `@tilelang.jit`'s `out_idx`, nor outputs made by `T.empty`.
+        The kernel, or None to get a decorator. Do not repeat the `out_idx` of `@tilelang.jit`, or outputs of `T.empty`.
     {options}
     """
     refuse_unknown("autotune", options, [*AutotuneOptions.__annotations__], _ELSEWHERE)
@@ -454,12 +454,12 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
     def decorate(kernel: Any) -> Autotuned:
         if not callable(kernel) or isinstance(kernel, Autotuned):
             raise UsageError(
-                f"autotune: put it above @tilelang.jit, or above a function that returns a PrimFunc; got {kernel!r}"
+                f"autotune: give a @tilelang.jit kernel, or a function that returns a PrimFunc, got {kernel!r}"
             )
         with suppress(OSError, TypeError):  # the kernel has no source
             above, ours, _ = inspect.getsource(kernel).partition("def ")[0].partition("autotune")
             if ours and re.search(r"^\s*@(\w+\.)*(lazy_)?jit\b", above, re.MULTILINE):  # tilelang does not report this
-                raise UsageError("autotune: @tilelang.jit stands above @atune.autotune: swap the two")
+                raise UsageError("autotune: @tilelang.jit stands above @atune.autotune: swap the two decorators")
         autotuned = Autotuned(kernel, known)
         autotuned.check_names(known.names)
         _all.add(autotuned)
@@ -473,8 +473,8 @@ def autotune(kernel: Any = None, **options: Any) -> Any:
 class Tuned(Winner, frozen=True, kw_only=True):
     """A winner that a decorated kernel uses in this program.
 
-    `kernel`: its name. `key`: the tuning's key, with arguments by name. `source`: ``tuned`` (by this program),
-    ``cache`` (the result cache) or ``shipped`` (a file). `result`: the whole tuning, if it is known.
+    `kernel`: the kernel's name. `key`: the tuning's key, usually a dictionary of arguments. `source`: ``tuned`` (by
+    this program), ``cache`` (the result cache) or ``shipped`` (a file). `result`: the tuning's result, if known.
     """
 
     kernel: str
@@ -482,7 +482,7 @@ class Tuned(Winner, frozen=True, kw_only=True):
 
 
 class TunedTable(tuple[Tuned, ...]):
-    """Winners, by kernel and key. They print as a table."""
+    """Winners, sorted by kernel and key. The winners print as a table."""
 
     def __repr__(self) -> str:
         rows: list[tuple[str, ...]] = [("kernel", "key", "from", "latency ms", "reference ms", "config")]
@@ -496,7 +496,7 @@ class TunedTable(tuple[Tuned, ...]):
 
 
 def clear_cache(kernel: Autotuned | None = None, *, key: Any = None) -> int:
-    """Call `clear_cache` of `kernel`, or of all kernels under `autotune`. Returns the number of results removed."""
+    """Call the method `clear_cache` of `kernel`, or of all decorated kernels. Returns the number of results removed."""
     removed = 0
     for autotuned in [*_all] if kernel is None else [kernel]:
         with suppress(*((SpaceError,) if kernel is None else ())):  # the key fits another kernel
@@ -505,7 +505,7 @@ def clear_cache(kernel: Autotuned | None = None, *, key: Any = None) -> int:
 
 
 def tunings() -> TunedTable:
-    """Return the winners that kernels under `autotune` have used in this program so far. They print as a table."""
+    """Return the winners that decorated kernels have used in this program so far. The winners print as a table."""
     winners = [
         Tuned(
             kernel=kernel.options.workload.get("name") or kernel.__name__,

@@ -1,4 +1,4 @@
-"""Await coroutines in a new event loop, for programs that have no event loop or already run inside one."""
+"""Await coroutines in a new event loop, for programs without an event loop, and for code that an event loop runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from atune.workers.workers import ANSWER_TIMEOUT_S, NO_ANSWER, machine_error
 
 
 def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the error to report for a task group's exception group, or the group if several errors matter equally.
+    """Return the error to report for an exception group. If several errors matter equally, return the group.
 
-    The caller's mistake comes first, then atune's other errors.
+    A `UsageError` matters most, and then atune's other errors.
     """
     errors: list[BaseException] = []
     queue: list[BaseException] = [group]
@@ -47,7 +47,7 @@ def unwrapped(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def of_the_machine(error: OSError) -> Exception:
-    """Return the exception to raise for `error`. If the machine lacks a resource, the message says what to do."""
+    """Return the exception to raise for `error`. If a resource is exhausted, the message says what to do."""
     raised: AtuneError
     if error.errno == errno.ENFILE:
         raised = UsageError("the machine has too many files open: end the programs that hold them, or try again later")
@@ -66,7 +66,7 @@ def of_the_machine(error: OSError) -> Exception:
 
 
 def no_winner_message(result: Result) -> str:
-    """Return the message for a result without a winner. It counts the reasons, the most frequent failure first."""
+    """Return the message for a result without a winner: the failures, counted by kind, the most frequent first."""
     # imported here because it is rarely needed, and would slow `import atune` down
     from atune.reporting.summary import PRUNED, failure_groups, first_failure_lines, group_lines, outcomes, why_none
 
@@ -89,7 +89,7 @@ T = TypeVar("T")
 
 
 def importing() -> bool:
-    """Tell whether this thread is importing. If so, waiting for another importing thread could deadlock."""
+    """Tell whether this thread is importing a module. Waiting for another importing thread could then deadlock."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
@@ -97,10 +97,10 @@ def importing() -> bool:
 
 
 def in_time(work: Callable[[], T]) -> T:
-    """Run `work`, which calls functions of a space, in another thread, and return its answer.
+    """Run `work`, which calls functions of a space, in another thread, and return the result of `work`.
 
-    Raises `SpaceError` if a function hangs. A thread that runs Python code is then ended; a thread in native code is
-    left behind. During an import, `work` runs in this thread and without a deadline.
+    Raises `SpaceError` if a function hangs. The hanging thread is then ended if it runs Python code, and left behind if
+    it runs native code. During an import, `work` runs in this thread and without a deadline.
     """
     if importing():
         return work()
@@ -123,7 +123,7 @@ def in_time(work: Callable[[], T]) -> T:
 
 
 def run_blocking(function: Callable[..., Awaitable[T]], /, *arguments: Any, **options: Any) -> T:
-    """Call `function`, await it in a new event loop in a thread, and return its result."""
+    """Call and await `function` in a new event loop, in another thread, and return the result."""
     notes, answers, raised = list[str](), list[T](), list[BaseException]()
     ended = threading.Event()
     folder = chosen_folder.get()

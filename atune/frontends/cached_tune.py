@@ -1,4 +1,4 @@
-"""Tune through the result cache, which returns a known result immediately, and keeps the journal of a new run."""
+"""Tune through the result cache: return a known result immediately, or tune and keep the journal in the cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from atune.workload.workload import Workload, WorkloadSpec, describe
 
 
 class CachedWork:
-    """A workload with the plan of its tuning, its cache key and the parts of that key. Raises as `tune` does."""
+    """A workload, the plan of its tuning, its cache key and the parts of this key. Raises the same errors as `tune`."""
 
     def __init__(self, workload: Workload, plan: RunPlan) -> None:
         self.workload, self.plan, self.settings = workload, plan, plan.settings
@@ -43,16 +43,16 @@ class CachedWork:
         self.versions = installed_versions()
 
     def still(self, arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
-        """Tell whether each recorded configuration still elaborates to the kernel with the recorded digest here."""
+        """Tell whether each recorded configuration, if it is lowered on this machine now, has the recorded digest."""
         return all(digest and digest == self.digest(arguments, config) for config, digest in recorded)
 
     def digest(self, arguments: Any, config: Config) -> str:
-        """Return the `Lowered.ir_digest` of a configuration; empty if elaborating fails, which a tuning will report."""
+        """Return a configuration's `Lowered.ir_digest`. If lowering fails, return an empty string."""
         lowering, given = importlib.import_module("atune.stages.lowering"), self.settings.compile
         key = key_of([arguments, config])
         if key not in self._digests:  # elaborating is slow, and the cache may be searched several times
             self._digests[key] = ""
-            with suppress(Exception):
+            with suppress(Exception):  # a tuning will report the failure
                 work = self.workload.at(dict(arguments))
                 written = work.as_written(config)
                 digest = lowering.digest_here(work.kernel, work.kernel_arguments, written, self.target, given)
@@ -67,22 +67,22 @@ class CachedWork:
 
     @cached_property
     def configs(self) -> dict[int, Config]:
-        """The configurations that a run tries, by index: the baseline, if there is one, and the whole space."""
+        """The configurations that a run tries, by index: the baseline if there is one, and the whole space."""
         baseline = {} if self.spec.baseline is None else {BASELINE: self.spec.baseline}
         return {**baseline, **dict(enumerate(self.spec.configs))}
 
     @cached_property
     def header(self) -> RunStarted:
-        """The first event of a run of this work, without the time."""
+        """The first event of a run of this work. The event's times are 0."""
         strategy = self.settings.strategy_in(self.spec, None, figures_for(self.target, self.devices))
         fields = self.settings.header(self.spec, self.target, self.devices, self.versions, strategy)
         return RunStarted(seq=0, time=0.0, mono=0.0, **fields)
 
 
 def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[str, KnownOutcome]) -> list[Event]:
-    """Return the events of a run that has recorded the outcomes `known`, and still has to try the rest of `configs`.
+    """Return events as if a run had recorded the outcomes `known`, and had not yet tried the rest of `configs`.
 
-    A candidate is aliased to the first candidate with the same code, as in the run that measured it.
+    If several candidates have the same code, the later candidates are aliases of the first candidate, as in a real run.
     """
     events: list[Event] = [header]
     codes: dict[str, int] = {}
@@ -110,14 +110,14 @@ def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[st
 
 
 async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = False) -> TuneResult:
-    """Return the result of this work from `cache`, with `cache_hit` set. If there is none, tune, and keep the journal.
+    """Return the result of this work from `cache`, with `cache_hit` set. If none is known, tune and keep the journal.
 
-    Configurations that an earlier run of the same work measured, perhaps in another space, are measured again only in
-    the final benchmark. If a tuning was interrupted, the next call resumes it.
+    If an earlier run of the same work already measured a configuration, even in another space, this configuration is
+    measured again only in the final benchmark. If a tuning was interrupted, the next call resumes the tuning.
 
     `refresh`: tune even if the result is known.
 
-    Raises as `tune` does. A cancellation keeps the measurements for the next call.
+    Raises the same errors as `tune`. If the tuning is cancelled, its measurements are kept for the next call.
     """
 
     def look_up() -> TuneResult | None:

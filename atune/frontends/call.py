@@ -1,4 +1,4 @@
-"""A kernel function, a call of it as the user wrote it, and the tuning for the call: workload, plan and key."""
+"""A kernel function, a call as the user wrote it, and the tuning for the call: workload, plan and key."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from atune.workload.fingerprint import function_of, launch_hints
 from atune.workload.workload import Workload, not_taken
 
 PROBES = 16
-"""Largest number of configurations that are traced to learn a kernel's parameters before its tuning."""
+"""Largest number of configurations to trace before a tuning, to find the kernel's parameters."""
 
 
 Entry = Callable[..., Any]
-"""The function that serves calls of the same form. It takes a call's ``args`` and ``kwargs``."""
+"""A function that serves all calls of the same form. The function takes a call's ``args`` and ``kwargs``."""
 
 
 def launcher(kernel: Any, names: Sequence[str], signature: inspect.Signature, args: tuple[Any, ...]) -> Entry:
-    """Return a function that calls `kernel` with the tensors of a call of the same form."""
+    """Return an `Entry` that takes the tensors from a call's arguments and calls `kernel` with these tensors."""
     loader = importlib.import_module("atune.stages.loader")
     run = loader.without_gradients(kernel.torch_function if hasattr(kernel, "torch_function") else kernel)
     places = {name: i for i, name in enumerate(signature.parameters) if i < len(args)}
@@ -55,7 +55,7 @@ class Encoder:
         """The module `atune.stages.frontend`, which imports tilelang."""
 
     def data(self, value: Any, where: str) -> Any:
-        """Return a value as data. Raises `UsageError`, naming `where`, if that is impossible."""
+        """Return a value as plain data. If this is impossible, raise `UsageError` with `where` in the message."""
         return self.frontend.encode(value, where)
 
     def written(self, name: str, value: Any) -> Any:
@@ -63,7 +63,7 @@ class Encoder:
         return self.frontend.tagged(value)
 
     def space(self, call: Call, given: Any) -> Space:
-        """Return the space of a call, which the function `given` makes from the call's arguments."""
+        """Return the space of a call. The function `given` makes the space from the call's arguments."""
         space = copy.copy(as_space(call.ask("space", given), call.options.where))
         space.of_call = True
         return space
@@ -78,7 +78,7 @@ class Encoder:
 
 
 class TunableKernel:
-    """A kernel function, with the facts about it that do not depend on a call."""
+    """A kernel function, and the facts about the function that do not depend on a call."""
 
     encoder: type[Encoder] = Encoder
 
@@ -97,9 +97,9 @@ class TunableKernel:
         self._eager: bool | None = None if self.is_jit else False
 
     def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the arguments that a call passes, by name, and all arguments, with defaults, in the signature's order.
+        """Return two dictionaries: the arguments that a call passes, and all arguments in the order of the signature.
 
-        Unknown arguments come last. Raises `TypeError` as Python does, and `UsageError` if a parameter is ``*args``.
+        Unknown arguments come last. Raises `TypeError` like Python, and `UsageError` if the signature has ``*args``.
         """
         parameters = self.signature.parameters
         known = {n: v for n, v in kwargs.items() if n in parameters or self.takes_any}
@@ -107,7 +107,7 @@ class TunableKernel:
         bound = self.signature.bind_partial(*args, **known).arguments
         for name in list(bound):
             if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
-                raise UsageError(f"the kernel's *{name} cannot be tuned over: give its parameters names")
+                raise UsageError(f"atune cannot tune a kernel that takes *{name}: give each parameter a name")
             if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                 bound.update(bound.pop(name))
         given = {**bound, **unknown}
@@ -115,19 +115,19 @@ class TunableKernel:
         return given, {n: everything[n] for n in (*parameters, *everything) if n in everything}
 
     def is_eager(self, values: Mapping[str, Any], probes: Sequence[Config]) -> bool:
-        """Tell whether a call with these arguments runs the kernel. A lazy kernel returns the compiled kernel."""
+        """Tell whether a call with these arguments runs the kernel. Otherwise the call returns the compiled kernel."""
         if self._eager is None:
             self._eager = self.frontend.is_eager(self.kernel, values, probes)
         return self._eager
 
     def means(self, given: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-        """Tell whether `given`, which is data and may lack defaults, means the same arguments as `arguments`."""
+        """Tell whether `given`, plain data that may leave out defaults, means the same arguments as `arguments`."""
         left = ((n, p.default) for n, p in self.signature.parameters.items() if n in arguments and n not in given)
         defaults = {name: self.data(value, name) for name, value in left if value is not inspect.Parameter.empty}
         return same_problem({**defaults, **given}, arguments)
 
     def check_names(self, names: Iterable[str], more: Iterable[str] = ()) -> None:
-        """Raise `SpaceError` if an option names something that is neither an argument of the kernel nor in `more`."""
+        """Raise `SpaceError` if one of `names` is neither an argument of the kernel nor in `more`."""
         known = dict.fromkeys([*self.signature.parameters, *more])
         unknown = sorted(set(names) - known.keys() - self.launch_hints)
         if unknown and not self.takes_any:
@@ -135,10 +135,10 @@ class TunableKernel:
 
 
 class Call:
-    """A call as the user wrote it: its arguments, its space, and whether the kernel runs.
+    """A call as the user wrote it: the call's arguments, its space, and whether the call runs the kernel.
 
-    A call that passes tunable arguments (`explicit`) is not tuned. Tunable arguments in `do_not_specialize` are passed
-    only because the signature requires them; they are tuned nevertheless.
+    A call that passes tunable arguments (`explicit`) is not tuned. If `do_not_specialize` names a tunable argument, the
+    call passes the argument only because the signature requires it, so the argument is tuned nevertheless.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Call:
         check_hints(self.hints)
         self.args, self.kwargs = args, dict(kwargs)
         self.given, self.values = owner.bound(args, kwargs)
-        """The arguments that the call passes, by name; and all arguments, with the kernel's defaults."""
+        """Two dictionaries: the arguments that the call passes, and all arguments including the kernel's defaults."""
         fixed = isinstance(options.space, Space)
         self.space: Space = options.space if fixed else self.encoder.space(self, options.space)
         names = set(self.space.axes) or {name for config in self.space.points({}).given() for name in config}
@@ -166,32 +166,32 @@ class Call:
         if not self.eager:
             self.refuse_unknown(owner.signature.parameters, "")
         self.names = owner.frontend.tensor_names(owner.kernel) if self.eager else ()
-        """The parameters that each call passes at run time."""
+        """Names of the parameters that each call passes at run time."""
 
     def written(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments to pass to the user's functions, as the user wrote them.
 
-        For tilelang's tuner, if arguments are left out of the key, return the other arguments by name, with defaults.
+        If tilelang's tuner leaves arguments out of the key, return the other arguments as keywords, with defaults.
         """
         if not (self.options.like_tilelang and self.options.leave_out):
             return self.args, self.kwargs
         return (), {name: value for name, value in self.values.items() if name not in self.options.leave_out}
 
     def ask(self, option: str, function: Callable[..., Any]) -> Any:
-        """Call the user's `function`, the value of `option`, with the arguments as the user wrote them.
+        """Call the `function` that the user gave as `option`, with the arguments as the user wrote them.
 
-        Raises `UsageError` if the parameters of `function` do not fit the arguments.
+        Raises `UsageError` if `function` does not take these arguments.
         """
         args, kwargs = self.written()
         with suppress(ValueError):  # Python does not know the function's signature
             try:
                 inspect.signature(function).bind(*args, **kwargs)
             except TypeError as error:
-                raise UsageError(f"{option}: its function must take the call's arguments: {error}") from error
+                raise UsageError(f"{option}: the function must take the call's arguments: {error}") from error
         return function(*args, **kwargs)
 
     def probes(self) -> list[Config]:
-        """Return configurations for tracing before the problem is known: the defaults, then some of the space."""
+        """Return configurations to trace before the problem is known: the defaults, then some points of the space."""
         axes = self.space.axes
         if not axes:
             most = None if self.options.like_tilelang else PROBES
@@ -200,7 +200,7 @@ class Call:
         return [{}, *({n: v[i % len(v)] for n, v in fixed.items()} for i in range(4))]
 
     def refuse_unknown(self, known: Container[str], more: str) -> None:
-        """Raise `TypeError` for an argument that is not `known`."""
+        """Raise `TypeError` if the call passes an argument that is not in `known`."""
         unknown = sorted(name for name in self.given if name not in known)
         if unknown and not self.owner.takes_any:
             takes = f"it takes {', '.join(self.owner.signature.parameters)}{more}"
@@ -208,7 +208,7 @@ class Call:
 
     @functools.cached_property
     def asked_target(self) -> str:
-        """The target as text; ``auto`` and ``cuda`` leave the architecture to the devices."""
+        """The target as text. If the text is ``auto`` or ``cuda``, the devices determine the architecture."""
         return self.options.target or str(self.owner.frontend.target_text(getattr(self.owner.kernel, "target", None)))
 
     @functools.cached_property
@@ -221,7 +221,7 @@ class Call:
 
     @functools.cached_property
     def plan(self) -> RunPlan:
-        """The plan of the call's tuning, with its target and its flags."""
+        """The plan of the call's tuning, including the call's target and compiler flags."""
         plan = replace(self.options.plan, target=self.asked_target)
         flags = self.hints.get(COMPILE_FLAGS, getattr(self.owner.kernel, "compile_flags", None))
         if not flags or (settings := plan.settings.compile).flags is not None:
@@ -231,21 +231,20 @@ class Call:
 
     @functools.cached_property
     def tuned(self) -> TunedCall:
-        """The tuning for the call."""
         return TunedCall(self)
 
 
 class TunedCall:
-    """The tuning for a call: its workload and plan, and the key under which the winner is remembered.
+    """The tuning for a call: the tuning's workload and plan, and the key under which the winner is remembered.
 
-    `launch`: the call that uses the winner, if it has other arguments (`tune_on`). Raises `UsageError` if the call
-    leaves nothing to tune.
+    `launch`: the tuning for the call that uses the winner, if `tune_on` gave this tuning other arguments. Raises
+    `UsageError` if the call leaves nothing to tune.
     """
 
     def __init__(self, call: Call, launch: TunedCall | None = None) -> None:
         if call.explicit:
             given = "given" if launch is None else "given by tune_on"
-            raise UsageError(f"{call.explicit[0]!r} is {given}, so nothing is tuned; leave it to the space")
+            raise UsageError(f"{call.explicit[0]!r} is {given}, so nothing is tuned; leave this argument to the space")
         self.call, self.owner, self.options, self.launch = call, call.owner, call.options, launch or self
         owner, options = self.owner, self.options
         self.space = call.space
@@ -260,7 +259,7 @@ class TunedCall:
         plain = {n: v for n, v in call.values.items() if n not in call.names and n not in call.tunables}
         plain |= call.own_hints
         self.arguments, self.written, sizes = dict[str, Any](), dict[str, Any](), dict[str, Any]()
-        """The arguments as data, and in the form that is passed to the kernel."""
+        """The arguments as plain data, and the arguments in the form that is passed to the kernel."""
         self._take(plain)
         if call.eager:
             sizes = owner.frontend.eager_dimensions(owner.kernel, self.tensors, plain, call.probes())
@@ -277,9 +276,9 @@ class TunedCall:
         self.problem_text = typed_text(self.problem, self.written)
 
     def admits(self, config: Config) -> bool:
-        """Tell whether the space allows `config` for the call's sizes.
+        """Tell whether `config` is in the space for the call's sizes, or is a default that the constraints allow.
 
-        The space need not list the default, but must allow it. Raises `SpaceError` if a function of the space raises.
+        Raises `SpaceError` if a function of the space raises an error.
         """
         try:
             return in_time(lambda: self.workload.admits(config))
@@ -291,7 +290,7 @@ class TunedCall:
         return self.call.encoder.given(self.workload.as_written(config))
 
     def _key(self) -> Any:
-        """Return the key under which the winner is remembered, as data."""
+        """Return the key under which the winner is remembered, as plain data."""
         key, leave_out, problem = self.options.key, self.options.leave_out, self.problem
         hints = {name: value for name, value in problem.items() if name in self.call.hints}
         if callable(key):
@@ -305,7 +304,7 @@ class TunedCall:
         return {name: problem[name] for name in key or problem if name not in leave_out} | hints
 
     def _take(self, values: Mapping[str, Any]) -> None:
-        """Add arguments. Defaults that are not data, such as infinity, are left to the kernel."""
+        """Add arguments. If a default is not plain data (for example infinity), leave the argument to the kernel."""
         for name, value in values.items():
             left = name in self.owner.signature.parameters and name not in {*self.call.given, *self.call.hints}
             if left and isinstance(value, float) and not math.isfinite(value):
@@ -315,10 +314,10 @@ class TunedCall:
                 self.written[name] = self.call.encoder.written(name, value)
 
     def _symbols_and_inputs(self, sizes: Iterable[str]) -> dict[str, int]:
-        """Return sizes of symbolic dimensions for the tuning, and choose its inputs. `sizes`: names of dimensions."""
+        """Return the sizes of symbolic dimensions, and choose the tuning's inputs. `sizes`: names of dimensions."""
         call, options, stage = self.call, self.options, self.owner.frontend
         self.params: Sequence[KernelParam] = ()
-        """The kernel's parameters, if they are needed before the tuning."""
+        """The kernel's parameters, or an empty sequence if no parameter must be known before the tuning."""
         symbols: dict[str, int] = {}
         if call.eager or any(isinstance(v, dict) and DYNAMIC in v for v in self.arguments.values()):
             params = self.params = stage.parameters_of(self.kernel, self.written, self._admitted())
@@ -326,7 +325,7 @@ class TunedCall:
             wanted, known = stage.symbols_of(params), {**options.symbols}
             if call.eager:
                 names, more = {*self.owner.signature.parameters, *sizes}, ", ".join(sorted({*sizes, *wanted}))
-                call.refuse_unknown(names | wanted, more and f", and by name the dimensions {more}")
+                call.refuse_unknown(names | wanted, more and f", and the dimensions {more} by name")
                 for name in wanted & self.arguments.keys() - names:  # the kernel serves all sizes
                     size, _ = self.arguments.pop(name), self.written.pop(name)
                     if not isinstance(size, (int, dict)):
@@ -345,14 +344,14 @@ class TunedCall:
         return symbols
 
     def _admitted(self) -> Iterator[Config]:
-        """Yield the configurations that the constraints admit, as the user wrote them. Raises `SpaceError`."""
+        """Yield each configuration that the constraints admit, as the user wrote it. Raises `SpaceError`."""
         points = self.space.points(self.written)
         admitted = filter(points.admits, points.given())
         while (config := in_time(lambda: next(admitted, None))) is not None:
             yield config
 
     def refuse_misfit(self) -> None:
-        """Raise an error before tuning if the call's tensors fit none of the first few configurations."""
+        """Before tuning, raise an error if the call's tensors fit none of the first few configurations."""
         stage, tensors = self.owner.frontend, [self.tensors.get(name) for name in self.call.names]
         if (error := stage.misfit(self.params, tensors)) is not None:
             some = itertools.islice(self._admitted(), 1, PROBES)
@@ -362,7 +361,7 @@ class TunedCall:
 
     @functools.cached_property
     def kernel(self) -> Any:
-        """The kernel function of the workload, which takes arguments in the form of `written`."""
+        """The workload's kernel function. The function takes arguments in the form of `written`."""
         kernel, owner = self.owner.kernel, self.owner
         return self.call.encoder.kernel(
             owner.frontend.jit_function(kernel, self.call.eager) if owner.is_jit else kernel
@@ -383,5 +382,5 @@ class TunedCall:
 
     @functools.cached_property
     def work(self) -> CachedWork:
-        """The workload and its plan, with their key in the result cache."""
+        """The workload, its plan, and its key in the result cache."""
         return CachedWork(self.workload, self.call.plan)

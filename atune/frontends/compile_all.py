@@ -41,13 +41,13 @@ def compile_all(
 ) -> list[Any]:
     """Compile `kernel` with each of `configs` in worker processes, and return the kernels in the same order.
 
-    Call such a kernel like `TuneResult.kernel`: with the inputs, to get the outputs, or with every parameter. Its
-    `config` is the configuration, and its `source` the device source. Blocks, inside a running event loop too.
+    Call each kernel like `TuneResult.kernel`: pass the inputs to get the outputs, or pass every parameter. A kernel has
+    its configuration as `config` and its device source as `source`. Blocks, even inside a running event loop.
 
     If the target names an architecture, such as ``sm_90a``, no GPU is needed.
 
     Compiles all configurations, and then raises `CompileFailed` if any of them failed to compile. Raises `UsageError`
-    for arguments that cannot work.
+    for invalid arguments.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ async def plain_library(
     settings: CompileSettings,
     spec: WorkloadSpec | None = None,
 ) -> AsyncGenerator[tuple[Record, Artifact], None]:
-    """Compile one candidate in a worker, as tilelang does. The library is removed when the block ends.
+    """Compile one candidate in a worker, as tilelang does. The library is removed when the ``async with`` block ends.
 
     Raises `CompileFailed`.
     """
@@ -114,7 +114,7 @@ async def _loaded(record: Record, artifact: Artifact, roles: Roles) -> Any:
 
 
 class Compiled(NamedTuple):
-    """The record of a candidate, and its artifact: None if the candidate failed, or another layout was preferred."""
+    """A candidate's record and artifact. The artifact is None if the candidate failed or lost to another layout."""
 
     record: Record
     artifact: Artifact | None
@@ -132,8 +132,9 @@ async def compile_candidates(
 ) -> list[Compiled]:
     """Compile the candidates on `machine`, which is open, knows its target, and wakes `run`.
 
-    Candidates that lower to the same code share an artifact. `layouts` may reject candidates. `roles`: also find the
-    roles of the parameters, for `run`. Without `builds`, only lower; then a lowered candidate's record has no message.
+    Candidates that lower to the same code share an artifact. `layouts` may reject candidates. `roles`: whether to find
+    the roles of the parameters for `run`. If `builds` is false, candidates are only lowered, and the record of a
+    lowered candidate has no message.
     """
     await machine.prepare(len(candidates))
     workers, artifacts, codes = machine.compile_workers(), dict[int, Artifact](), dict[str, int]()
@@ -147,7 +148,7 @@ async def compile_candidates(
     state = CompileState(len(workers), devices=0, total=len(candidates), group_size=group_size, proposing=False)
 
     def judge(lowered: Lowered) -> Verdict:
-        """Build each code once. Unlike a tuning, keep candidates that are probably slow."""
+        """Build each code once. Unlike in a tuning, keep candidates that are probably slow."""
         if (same_as := codes.setdefault(lowered.code_key, lowered.index)) != lowered.index:
             return Verdict("duplicate", same_as=same_as)
         verdict = Verdict("build") if layouts is None else layouts.judge(recorded, lowered.index, run.limits)
@@ -175,7 +176,7 @@ async def compile_candidates(
 
 
 def raise_failures(records: Sequence[Record]) -> None:
-    """Raise `CompileFailed` if a record is a failure. The message counts the reasons and shows an example."""
+    """Raise `CompileFailed` if a record is a failure. The message counts the failures by kind and shows an example."""
     # imported here because it is rarely needed, and would slow `import atune` down
     from atune.reporting.summary import example_lines, failure_groups, group_lines
 

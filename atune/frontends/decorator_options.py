@@ -1,4 +1,4 @@
-"""Options of `@atune.autotune`: names, types, documentation and presets. They are checked when the decorator runs."""
+"""Options of `@atune.autotune`: names, types, documentation, presets, and the checks when the decorator runs."""
 
 import inspect
 import os
@@ -28,74 +28,74 @@ ON_MISS = "must be 'tune', 'pick', 'default' or 'error'"
 
 def _cache(where: str, value: Any) -> Any:
     if value is None:
-        raise UsageError("cache must be True for the user's cache, False for none, or a folder, got None")
+        raise UsageError("cache must be True for the user's cache, False for no cache, or a folder, got None")
     if not isinstance(value, bool):
         path(where, value)
     return value
 
 
 class AutotuneOptions(SharedOptions, ListenOptions, total=False):
-    """Options of `autotune`. They include the options of a workload and of listeners."""
+    """Options of `autotune`, including the options of a workload and of listeners."""
 
     # fmt: off
     space: Required[Annotated[Any, option(
-        "Axes as a dict, a list of configurations, a `Space`, or a function that returns any of these. The function "
-        "gets the call's arguments, and is called for each new form of call.",
+        "A dict of axes, a list of configurations, a `Space`, or a function that returns a dict, list or `Space`. The "
+        "function gets the call's arguments, and runs for each new form of call.",
     )]]
     where: Annotated[Callable[..., Any] | Sequence[Callable[..., Any]], option(
         "Constraints on axes, as for `Space`.", default=(),
     )]
     key: Annotated[Any, option(
         "The key of a tuning: names of arguments, or a function of the call's arguments. By default, the key has every "
-        "argument that is not tuned. The dimensions of an eager kernel are arguments, too.",
+        "argument that is not tuned. The dimensions of an eager kernel also count as arguments.",
         unset="all arguments",
     )]
     do_not_specialize: Annotated[str | Sequence[str], option(
-        "Names of arguments to leave out of the key. If the space sets such an argument, a call's value is ignored.",
+        "Names of arguments to leave out of the key. If the space sets a named argument, the call's value is ignored.",
         default=(),
     )]
     hints: Annotated[Mapping[str, Any] | None, option(
-        "Values for all configurations, by name: of the kernel's arguments, or of anything else that an axis may set "
-        "(``occupancy``). A hint must not be an axis, too. A function as a value gets the target (``sm_90a``).",
+        "Values that all configurations share, for arguments of the kernel or other names that an axis may have (such "
+        "as ``occupancy``). A hint must not be an axis. If a value is a function, it gets the target (``sm_90a``).",
         must="must be a dict of the kernel's arguments, such as {'threads': 128}",
     )]
     tuning: Annotated[str | Mapping[str, Any] | None, option(
-        "The name of a preset (``quick``, ``default``, ``thorough``, ``pick``), or a dict of options, which may name a "
+        "The name of a preset (``quick``, ``default``, ``thorough``, ``pick``), or a dict of options, which may have a "
         "``preset``.",
         unset="the preset `default`",
     )]
     inputs: Annotated[Any, option(
-        "As for `Workload`. ``'call'`` tunes on copies of the call's tensors. By default, inputs are random. Tuning "
-        "never changes the tensors of a call.",
+        "As for `Workload`, or ``'call'`` to tune on copies of the call's tensors. By default, inputs are random. "
+        "Tuning never changes the tensors of a call.",
         check=lambda where, it: it if isinstance(it, str) and it == "call" else check_inputs(where, it),
     )]
     tune_on: Annotated[Callable[..., Any] | None, option(
-        "A function of the call's arguments that returns arguments to tune with instead, by name, such as scratch "
-        "tensors or a smaller batch. The kernel then runs with the call's own arguments.",
+        "A function that gets the call's arguments and returns a dict of arguments to tune with, such as scratch "
+        "tensors or a smaller batch. After the tuning, the kernel runs with the call's own arguments.",
         must="must be a function of the call's arguments",
     )]
     symbols: Annotated[Mapping[str, Count] | None, option(
-        "Sizes of symbolic dimensions to tune for, by name, if no tensor of the call has them.",
+        "Sizes to tune for, by the names of symbolic dimensions that no tensor of the call has.",
         must="must be a dict of sizes by name, such as {'n': 1024}",
     )]
     target: Annotated[str | None, option("As for `tune`.", check=check_target, unset="the target of `@tilelang.jit`")]
     devices: Annotated[str | Sequence[str | int], option("As for `tune`.", default="all")]
     cache: Annotated[bool | PathLike, option(
-        "The result cache: True for the user's cache, False for none, or a folder.", default=True, check=_cache,
+        "The result cache: True for the user's cache, False for no cache, or a folder.", default=True, check=_cache,
     )]
     on_miss: Annotated[OnMiss, option(
-        "If no result is known: ``tune``, ``pick`` by the prior without measuring, use the ``default`` configuration, "
-        "or raise `CacheMiss` (``error``).",
+        "What a call does if no result is known. ``tune`` tunes, ``pick`` lets the prior choose without measuring, "
+        "``default`` uses the default configuration, and ``error`` raises `CacheMiss`.",
         default="tune", must=ON_MISS,
     )]
     shipped: Annotated[PathLike | Sequence[PathLike], option(
-        "Files that `atune cache export` wrote. They are read after the result cache and before tuning.", default=(),
+        "Files from `atune cache export`. The files are read after the result cache, and before tuning.", default=(),
     )]
     # fmt: on
 
 
 _LAZY = ("reference", "check", "setup")
-"""Functions of the user's that only a device's process unpacks."""
+"""Options whose functions are unpacked only in the process of a device."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,11 +104,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     space: Any
     where: tuple[Callable[..., Any], ...] = ()
     names: frozenset[str] = frozenset()
-    """Arguments of the kernel that the options name, if they are known before a call."""
+    """Names of kernel arguments in the options, as far as the names are known before a call."""
     key: tuple[str, ...] | Callable[..., Any] | None = None
     """Names of the arguments in a tuning's key, or a function of the call's arguments. None: all arguments."""
     leave_out: frozenset[str] = frozenset()
-    """Names of arguments to leave out of the key. Tunable arguments among them are tuned even if a call passes them."""
+    """Names of arguments to leave out of the key. If an argument is tunable, it is tuned even if a call passes it."""
     hints: Mapping[str, Any] = {}
     symbols: Mapping[str, int] = {}
     inputs: Any = None
@@ -116,7 +116,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     workload: Mapping[str, Any]
     """Options of `Workload`."""
     plan: RunPlan
-    """The plan of each tuning. A call adds its target and its flags."""
+    """The plan of each tuning. A call adds the target and the compiler flags."""
     jit: Mapping[str, Any] | None = None
     """Arguments of `jit_kernel`. None: the arguments of `@tilelang.jit`."""
     target: str | None
@@ -127,7 +127,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def like_tilelang(self) -> bool:
-        """Whether the options come from tilelang's tuner, and mean the same as there."""
+        """Whether the options come from the drop-in for tilelang's tuner, and mean the same as in tilelang."""
         return self.jit is not None
 
 
@@ -137,7 +137,7 @@ def checked_options(given: Mapping[str, Any]) -> Options:
     cache, key, hints, tuning = options["cache"], options["key"], dict(options["hints"] or {}), options["tuning"]
     preset = tuning.get("preset") if isinstance(tuning, Mapping) else tuning
     if key is not None and options["do_not_specialize"]:
-        raise UsageError("give key or do_not_specialize, not both: name the arguments to use, or to leave out")
+        raise UsageError("give either key or do_not_specialize: name the arguments to use, or to leave out")
     check_hints({name: value for name, value in hints.items() if not inspect.isfunction(value)})
     event_log(False if options["log"] is None else options["log"])
     space, where = options["space"], options["where"]
@@ -179,14 +179,14 @@ def lazy_callback(callback: Any) -> Any:
 
 
 def check_hints(hints: Mapping[str, Any]) -> None:
-    """Raise `SpaceError` for wrong `pass_configs` or `compile_flags`. Flags may be a single text, too."""
+    """Raise `SpaceError` for wrong `pass_configs` or `compile_flags`. A string is also valid as `compile_flags`."""
     for name in sorted(hints.keys() & RESERVED):
         if not (name == COMPILE_FLAGS and isinstance(hints[name], str)):
             check_reserved(name, hints[name], "hints")
 
 
 def as_space(space: Any, where: tuple[Constraint, ...]) -> Space:
-    """Return axes or a list of configurations as a `Space`. Raises `SpaceError` for a `Space` together with `where`."""
+    """Return axes or a list of configurations as a `Space`. Raises `SpaceError` if a `Space` comes with `where`."""
     if isinstance(space, Space):
         if where:
             raise SpaceError("where: give the constraints to the Space instead")
@@ -195,13 +195,13 @@ def as_space(space: Any, where: tuple[Constraint, ...]) -> Space:
 
 
 def refuse_clash(names: Iterable[str], hints: Mapping[str, Any]) -> None:
-    """Raise `SpaceError` for a hint that is in the space's `names`, too."""
+    """Raise `SpaceError` if a hint is also in `names`, which are the names that the space sets."""
     if clash := sorted(hints.keys() & set(names)):
-        raise SpaceError(f"{clash[0]!r} is a hint and an axis of the space; give it in one place")
+        raise SpaceError(f"{clash[0]!r} is a hint and an axis of the space: leave one of the two out")
 
 
 def listed(option: str, configs: Any) -> list[Config]:
-    """Return a list of configurations. Raises `SpaceError`, naming `option`, if it is empty or an item is no dict."""
+    """Return `configs` as a list of one or more dicts. Otherwise raises `SpaceError`, which names `option`."""
     if isinstance(configs, (str, Mapping)) or not isinstance(configs, Iterable):
         axes = "axes, " if option == "space" else ""
         wanted = f"{axes}a list of configurations or a function that returns them"
@@ -216,7 +216,7 @@ def listed(option: str, configs: Any) -> list[Config]:
 
 
 def names_in(option: str, value: Any) -> tuple[str, ...]:
-    """Return the name or names in `value`. Raises `UsageError`, naming `option`, for anything else."""
+    """Return `value`, one or several names, as a tuple. Otherwise raises `UsageError`, which names `option`."""
     names = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
     if not all(isinstance(name, str) for name in names):
         raise UsageError(f"{option}: give names of arguments, such as ['M', 'N'], got {value!r}")
@@ -224,20 +224,20 @@ def names_in(option: str, value: Any) -> tuple[str, ...]:
 
 
 def _paths(name: str, given: Any) -> tuple[str, ...]:
-    """Return the path or paths in `given` as texts. Raises `UsageError`, naming `name`, for anything else."""
+    """Return `given`, one or several paths, as strings. Otherwise raises `UsageError`, which names the option."""
     single = isinstance(given, (str, bytes, os.PathLike)) or not isinstance(given, Iterable)
     return tuple(os.fspath(path(name, each)) for each in ((given,) if single else given))
 
 
 PICK = "pick"
-"""The preset whose calls measure nothing. Explicit tunings with this preset use the default options."""
+"""The preset with which calls measure nothing. An explicit tuning with this preset uses the default options."""
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
     "quick": {"budget": "auto", "n_warmup": 1, "n_repeat": 5, "n_final": 3, "n_final_rounds": 5},
     "thorough": {"n_repeat": 50, "n_final": 10, "n_final_rounds": 40, "adaptive": False},
     PICK: {},
 }
-"""Options of each preset, which replace the defaults of `BenchmarkSettings` and `CompileSettings`."""
+"""For each preset, the options that differ from the defaults of a tuning."""
 
 _RUN = ("budget", "strategy", "prior", "seed", "pipeline")
 _COMPILE = set(CompileSettings.__struct_fields__)
@@ -248,9 +248,9 @@ TUNING = sorted({*_COMPILE, *_BENCHMARK, *_RUN})
 
 
 def tuning_options(tuning: str | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return `atune.tune`'s options for a preset's name, or for a mapping of options that may name a ``preset``.
+    """Return the options of `atune.tune` for a preset's name, or for a mapping of options (``preset`` is optional).
 
-    Options are the fields of `BenchmarkSettings` and of `CompileSettings`, and ``budget``, ``strategy``, ``prior``,
+    Valid options are all fields of `BenchmarkSettings` and `CompileSettings`, and ``budget``, ``strategy``, ``prior``,
     ``seed`` and ``pipeline``. Raises `UsageError` for an unknown option or a wrong value.
     """
     if tuning is not None and not isinstance(tuning, (str, Mapping)):

@@ -7,7 +7,7 @@ import random
 import anyio
 import msgspec
 
-from atune.engine.prior import can_run, choices, figures_for, hedged
+from atune.engine.prior import alike, can_run, choices, figures_for, hedged
 from atune.engine.proposing import SURVEYED, Survey
 from atune.engine.settings import EngineSettings
 from atune.errors import UsageError
@@ -23,23 +23,25 @@ from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload
 
 PATIENCE_S, EACH_S = 40.0, 0.1
-"""The time limit: a base, and an addition for each candidate. Most candidates take 0.02 s."""
+"""The time limit: a number of seconds, and additional seconds for each candidate. Most candidates take 0.02 s."""
 NO_FIGURES = "the prior knows nothing about this device: the default is chosen"
 NOT_READ = "the prior cannot read the work of a block of this kernel: the default is chosen"
 
 
 class PickedConfig(msgspec.Struct, frozen=True):
-    """A configuration, and the latency in milliseconds that the prior expects; None without an estimate."""
+    """A configuration, and the latency that the prior expects, in milliseconds (None if the prior has no estimate)."""
 
     config: Config
     estimate_ms: float | None = None
 
 
 class Picked(msgspec.Struct, frozen=True):
-    """The `choices` of `pick`, the best first. Compare estimates only with each other: they may be far off.
+    """The `choices` of `pick`, the best first. Estimates may be far off, so compare estimates only with each other.
 
     `gpu`: the GPU model; empty without a GPU. `candidates`: how many were examined; `unfit` of them cannot run, and
     `unknown` of them did not answer in time. `why`: the reason that the default is the only choice; otherwise empty.
+    `alike`: how many candidates, in addition to the first choice, may be the fastest, because their estimates exceed
+    the first choice's by less than the prior's error.
     """
 
     choices: tuple[PickedConfig, ...]
@@ -48,17 +50,18 @@ class Picked(msgspec.Struct, frozen=True):
     unfit: int
     why: str
     unknown: int = 0
+    alike: int = 0
 
 
 def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None) -> Picked:
     """Choose `n` configurations of `workload` by the prior, without measuring. Workers run its kernel function.
 
-    If possible, the last choice divides the work differently from the others.
+    If possible, the last choice divides the work in a different way than the other choices.
 
-    `workload`: as for `tune`. `gpu`: choose for this GPU model, such as ``H100``, without needing a GPU or nvcc. None:
-    choose for this machine's GPU.
+    `workload`: as for `tune`. `gpu`: the GPU model to choose for, such as ``H100``. If `gpu` is given, neither a GPU
+    nor nvcc is needed. By default, `pick` chooses for this machine's GPU.
 
-    Raises `UsageError` for arguments that cannot work, and if no candidate can run or the kernel function hangs.
+    Raises `UsageError` for invalid arguments, and if no candidate can run, or if the kernel function hangs.
     """
     refuse_in_worker()
     device = None if gpu is None else device_named(gpu)
@@ -92,10 +95,12 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
     if figures is not None and not fit:
         why = next((each.message for each in survey.failures.values()), "too many threads, registers or shared memory")
         raise UsageError(f"none of {len(candidates)} candidates can run on {gpu}: {why}")
-    best = [] if figures is None else hedged(choices(fit, figures), fit, n)
+    ranked = [] if figures is None else choices(fit, figures)
+    best = hedged(ranked, fit, n)
     chosen = tuple(PickedConfig(spec.configs[index], round(ms, 6)) for index, ms in best)
     why = "" if chosen else NO_FIGURES if figures is None else NOT_READ
     if why and spec.default_config is None:
         raise UsageError(f"{why.partition(':')[0]}, and there is no default: {spec.no_default}")
     unfit = 0 if figures is None else len(candidates) - len(fit) - unknown
-    return Picked(chosen or (PickedConfig(spec.default_config or {}),), gpu, len(candidates), unfit, why, unknown)
+    chosen = chosen or (PickedConfig(spec.default_config or {}),)
+    return Picked(chosen, gpu, len(candidates), unfit, why, unknown, alike(ranked) if ranked else 0)

@@ -26,15 +26,15 @@ class Problems(Sequence[Problem]):
         Problems([{"M": 1, "N": 4096}, {"M": 2, "N": 11008}])
         Problems("shapes.json")                            # or .jsonl or .csv
 
-    Raises `UsageError` for anything else, for an empty set, and if problems have arguments of different names.
+    Raises `UsageError` for any other value, for an empty set, and for problems whose argument names differ.
 
     Parameters
     ----------
     given
-        A list of arguments (dictionaries) or of other sets' problems, or the path of a file.
+        A list of dictionaries of arguments, a list of problems from another set, or the path of a file.
     sizes
-        Arguments, each with a value or several. The set has every combination. If `given` is set, each of its problems
-        is combined with these arguments, and must not itself have arguments of the same names.
+        Arguments, each with one value or several values. The set has every combination of the values. If you also pass
+        `given`, every problem of `given` gets these arguments in addition, so the names must differ.
     """
 
     def __init__(self, given: Given | str | os.PathLike[str] = (), **sizes: Any) -> None:
@@ -51,9 +51,9 @@ class Problems(Sequence[Problem]):
                 problems.setdefault(problem.key, problem)
                 places.setdefault(problem.key, f"{where}: " if rows else "")
         self._problems, self.places = tuple(problems.values()), tuple(places.values())
-        """The problems, and the place of each in a list or file, which messages name."""
+        """The problems, and for each problem its place in a list or file, which messages name."""
         if not self._problems:
-            raise UsageError("Problems: none given: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
+            raise UsageError("Problems: the set is empty: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
 
     def __len__(self) -> int:
         return len(self._problems)
@@ -66,7 +66,7 @@ class Problems(Sequence[Problem]):
 
 
 def parse_sizes(texts: Iterable[str], where: str) -> dict[str, list[Any]]:
-    """Return the values of each argument in texts such as ``M=1,2,4``: numbers, true, false, null, or otherwise text.
+    """Return the values of each argument in texts such as ``M=1,2,4``. Each value is JSON, or otherwise a string.
 
     Raises `UsageError`, naming `where`.
     """
@@ -83,7 +83,7 @@ def parse_sizes(texts: Iterable[str], where: str) -> dict[str, list[Any]]:
 
 
 def one_problem(texts: Iterable[str], command: str) -> dict[str, Any]:
-    """Return the arguments of the problem, for a `command` that takes only one. Raises `UsageError` for several."""
+    """Return the arguments of the only problem that `command` takes. Raises `UsageError` for several problems."""
     sizes = parse_sizes(texts, "--arg")
     if several := next((name for name, values in sizes.items() if len(values) > 1), ""):
         raise UsageError(f"--arg {several}: {command} takes a single problem: give {several} a single value")
@@ -113,7 +113,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the entries of a list or a file, each with its place for messages. Raises `UsageError`."""
+    """Return the entries of a list or a file, and the place of each entry for messages. Raises `UsageError`."""
     in_file = isinstance(given, (str, os.PathLike))
     if in_file:
         where, rows = f"problems {os.fspath(given)}", _read(Path(given))
@@ -133,15 +133,15 @@ def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
             raise UsageError(f"{entry}: {wrong[0]!r} cannot be the name of an argument; {table}")
         for name in sorted(row.keys() ^ rows[0].keys()):
             lacking, having = (1, number) if name in row else (number, 1)
-            raise UsageError(f"{where}, entry {lacking} has no {name!r}, but entry {having} has")
+            raise UsageError(f"{where}, entry {lacking} has no {name!r}, but entry {having} has it")
     columns = {name: _column(where, name, [row[name] for row in rows], in_file) for name in (rows[0] if rows else ())}
     return [(f"{where}, entry {n + 1}", {name: columns[name][n] for name in row}) for n, row in enumerate(rows)]
 
 
 def _column(where: str, name: str, values: list[Any], in_file: bool) -> list[Any]:
-    """Return an argument's values. If a file's numbers are all whole, 32.0 becomes 32: pandas adds .0 beside gaps.
+    """Return an argument's values. If all numbers of a file are whole, 32.0 becomes 32, because pandas may add .0.
 
-    Raises `UsageError`, naming the entry, for a text that looks like a number, or if other entries have numbers.
+    Raises `UsageError` for an entry that is text if the text looks like a number, or if other entries are numbers.
     """
     numbers = any(map(_is_number, values))
     for number, value in enumerate(values, 1):
@@ -180,7 +180,7 @@ def _cells(row: Mapping[Any, Any], entry: str) -> dict[str, Any]:
 
 
 def _cell(text: str) -> Any:
-    """Return a cell's value: a number, true, false or null as in JSON, otherwise the text."""
+    """Return the JSON value of a cell's text, or the text itself if the text is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

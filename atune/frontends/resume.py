@@ -1,4 +1,4 @@
-"""Resume a run from its journal, with the workload, settings and devices of its header."""
+"""Resume a run from its journal. The header of the journal has the workload, the settings and the devices."""
 
 from __future__ import annotations
 
@@ -33,22 +33,24 @@ async def resume(
 ) -> TuneResult:
     """Resume the run of `journal` and return the result of all its parts.
 
-    Candidates with an outcome are neither compiled nor measured again, except finalists whose libraries are gone: they
-    are compiled again for the final benchmark. Interrupted work is repeated. If the whole program died twice while it
-    measured a candidate, that candidate fails with kind ``suspect``. A finished journal returns its result immediately.
+    A candidate that has an outcome is neither compiled nor measured again. But if the library of a finalist is gone,
+    the finalist is compiled again for the final benchmark. Interrupted work is repeated. If the program died twice
+    while it measured the same candidate, the candidate fails with the kind ``suspect``. If the run has finished, its
+    result is returned.
 
-    Options that you leave out are taken from the header. The header's `CompileSettings` that can run programs, such as
-    flags, must have the default value, be given again, or be accepted by ``settings`` in `accept`.
+    Options that you leave out are taken from the header. If the header has `CompileSettings` that can run programs,
+    such as flags, give `compile` again, or put ``settings`` into `accept`.
 
-    Raises `JournalError` if the journal cannot be read or opened, or if the work differs; the message lists the
-    differences. Otherwise raises like `tune`. After a cancellation, the journal can be resumed.
+    Raises `JournalError` if the journal cannot be read or opened, or if the work differs. The message lists the
+    differences. Otherwise raises like `tune`. After a cancellation, you can resume again.
 
     Parameters
     ----------
     journal
         Path of the journal.
     workload
-        As for `tune`. None: the workers run the file that the header names. A file gets the header's problem.
+        As for `tune`. By default, the workers run the file in the header. A file that you name gets the header's
+        problem.
     {options}
     """
     given = known_options("resume", options)
@@ -72,7 +74,7 @@ def run_resume(
     workload: Workload | FileRef | str | None = None,
     **options: Unpack[RunOptions],
 ) -> TuneResult:
-    """Resume a run like `resume`, blocking. Works inside a running event loop too.
+    """Resume a run like `resume`, but block until the run ends. `run_resume` also works inside a running event loop.
 
     KeyboardInterrupt ends the run and kills every worker. Raises like `resume`.
 
@@ -86,13 +88,13 @@ def run_resume(
 
 
 def known_options(where: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options `given` for a resumed run. Raises `UsageError`, which names `where`, for an unknown name."""
+    """Return the options `given` for a resumed run. For an unknown name, raises `UsageError`, which names `where`."""
     refuse_unknown(where, given, [*RunOptions.__annotations__])
     return dict(given)
 
 
 def read_state(journal: str | os.PathLike[str]) -> State:
-    """Return the state that `journal` folds to. Raises `JournalError`."""
+    """Fold all events of `journal`, and return the state. Raises `JournalError`."""
     return State.of(JournalReader(Path(journal)))
 
 
@@ -104,7 +106,7 @@ def origin_of(
     give: str = "give workload= (--workload FILE.py:NAME)",
     say: Callable[[str], object] = say_as_warning,
 ) -> FileRef:
-    """Return the workload that a header names, with its problem. Calls `say` first, because the named file will run.
+    """Return the workload and the problem of a header. Calls `say` first, because the workload's file will run.
 
     Raises `UsageError` if the file is unknown or gone. The message ends with the advice `give`.
     """
@@ -117,7 +119,7 @@ def origin_of(
 
 
 def completed_by(header: RunStarted, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options `given`, and a header's other options. Raises `JournalError` if its settings may run code."""
+    """Complete the options `given` with a header's options. Raises `JournalError` if the header may run code."""
     chosen = {**options_of(header), **given}
     if given.get("compile") is None:
         check_code(chosen["compile"], {}, given.get("accept", ()))
@@ -125,7 +127,7 @@ def completed_by(header: RunStarted, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def options_of(header: RunStarted) -> dict[str, Any]:
-    """Return the options of `tune` that a header holds. Raises `JournalError` if they are invalid."""
+    """Return the options of `tune` that a header holds. Raises `JournalError` if the options are invalid."""
     settings = header.settings
     try:
         return {

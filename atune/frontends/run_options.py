@@ -1,4 +1,4 @@
-"""The options of a run: of `tune`, `run`, `resume`, `run_resume` and `Tuner`, and of `atune tune`."""
+"""The options of `tune`, `run`, `resume`, `run_resume` and `Tuner`, and of the command `atune tune`."""
 
 import inspect
 import os
@@ -17,6 +17,7 @@ from atune.workload.workload_options import WorkloadOptions
 if TYPE_CHECKING:
     from atune.engine.interfaces import Machine
     from atune.engine.strategy import Strategy
+    from atune.frontends.problems import Given, Problems
     from atune.frontends.warm_start import Warm
     from atune.journal.events import Event
     from atune.reporting.log import Log
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 StrategyName = Literal["auto", "exhaustive", "random", "prior", "bayesian"]
 TargetName = Literal["auto", "cuda", "c"]
-"""Names for an editor to complete. Other texts are checked at run time."""
+"""Names that an editor can complete. Any other string is checked at run time."""
 
 
 def check_target(where: str, value: Any) -> Any:
-    """Return `value`, or ``auto`` for None. Raises `TargetError` unless it is a target."""
+    """Return `value`, or ``auto`` if `value` is None. Raises `TargetError` if `value` is not a target."""
     parse_target(value)
     return "auto" if value is None else value
 
@@ -49,22 +50,22 @@ def _settings(kind: type[Settings]) -> Callable[[str, Any], Any]:
 
 def _listener(where: str, on_event: Any) -> Any:
     if not callable(on_event):
-        raise UsageError(f"{where} must be a function of an event, got {on_event!r}")
+        raise UsageError(f"{where} must be a function that takes an event, got {on_event!r}")
     called = (on_event, inspect.getattr_static(type(on_event), "__call__", None))
     if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in called):
         raise UsageError(
-            f"{where} must be a plain function, because it is called and not awaited; in async code, read the events: "
+            f"{where} must be a plain function, because atune does not await it; in async code, read the events: "
             "`async with Tuner(...) as tuner: async for event in tuner.events(): ...`"
         )
     return on_event
 
 
 class EngineOptions(TypedDict, total=False):
-    """Options of a run: what it does, and where."""
+    """Options that decide what a run does, and on which devices."""
 
     # fmt: off
     target: Annotated[TargetName | str, option(
-        "Target: auto, cuda, an arch such as sm_90a, or c (CPU). ``auto`` is CUDA if there is a GPU, else the CPU.",
+        "Target: auto, cuda, an arch such as sm_90a, or c (CPU). ``auto`` is cuda if there is a GPU, and otherwise c.",
         default="auto", check=check_target, flag="--target", group="where",
     )]
     devices: Annotated[str | Sequence[str | int], option(
@@ -72,36 +73,36 @@ class EngineOptions(TypedDict, total=False):
         default="all", flag="--devices", metavar="all|cpu|0,1", repeat=True, group="where",
     )]
     cluster: Annotated[Annotated[str, Meta(pattern=r"\S")] | None, option(
-        "Run on the nodes of the Ray cluster at this address, or auto. Needs ``ray``. `devices` and "
-        "`CompileSettings.workers` then apply to each node.",
+        "Run on the nodes of a Ray cluster, which you give by address, or by auto so that Ray finds the cluster. "
+        "Needs ``ray``. `devices` and `CompileSettings.workers` then apply to each node.",
         must="must be auto, ray://HOST:10001 or HOST:6379", flag="--cluster", metavar="ADDRESS",
         unset="this machine alone", page="cluster.md",
         group="where",
     )]
     budget: Annotated[int | str | Budget | None, option(
-        "Stop after N candidates, a share of the space, or a time (90s, 2m, 1h). If there are several limits (40,90s), "
-        "the first to be reached counts. ``auto`` stops after eight candidates in a row without a gain of 2 %. None "
-        "tries the whole space. All parts of a resumed run share the budget.",
+        "Stop after N candidates, a share of the space, or a time (90s, 2m, 1h). If you give several limits (40,90s), "
+        "the run stops at the first limit that it reaches. ``auto`` stops if eight candidates in a row gain less than "
+        "2 %. None tries the whole space. All parts of a resumed run share the budget.",
         check=lambda where, value: Budget.parse(value),
         flag="--budget", metavar="N|10%|90s|auto", unset="all", page="search.md#budgets", group="search",
     )]
     strategy: Annotated["StrategyName | str | Strategy | None", option(
-        f"How to choose candidates: {', '.join(STRATEGIES)}. Or give an object with a name, ``ask()`` and "
-        "``tell(index, latency_ms, reason)``. A resumed journal keeps its strategy.",
+        f"How to choose candidates: {', '.join(STRATEGIES)}. You can also give an object with a name, ``ask()`` and "
+        "``tell(index, latency_ms, reason)``. A resumed run keeps the strategy of its journal.",
         check=_strategy, flag="--strategy", metavar="NAME", unset="auto, or the journal's", page="search.md",
         group="search",
     )]
     prior: Annotated[bool, option(
-        "Begin a search with the candidates that the prior estimates to be fastest. The prior is used on CUDA, under "
-        "a budget, in spaces of more than 64 candidates. Your own strategy may rank candidates differently.",
+        "Begin a search with the candidates that the prior estimates to be fastest. The prior is used on CUDA if the "
+        "run has a budget and more than 64 candidates. Your own strategy may rank candidates differently.",
         default=True, page="search.md#the-prior",
     )]
     seed: Annotated[Natural, option(
-        "Seed of the strategy. It determines all random draws.",
+        "Seed of the strategy. The seed determines all random draws.",
         default=0, flag="--seed", metavar="N", group="search",
     )]
     pipeline: Annotated[bool, option(
-        "Measure candidates while others compile. False compiles everything first, for comparison.",
+        "Measure candidates while other candidates compile. False compiles all candidates first, for comparison.",
         default=True, flag="--pipeline", group="compiling",
     )]
     compile: Annotated[CompileSettings | None, option("`CompileSettings`.", check=_settings(CompileSettings))]
@@ -122,19 +123,19 @@ class ListenOptions(TypedDict, total=False):
 
     # fmt: off
     on_event: Annotated["Callable[[Event], None] | None", option(
-        "A plain function, called with each event in the event loop, so keep it short. If it raises, the run ends, and "
-        "its journal can be resumed. In a resumed run, it gets the events of the earlier parts first.",
+        "A plain function that the event loop calls with each event, so the function must be quick. If the function "
+        "raises, the run ends, and you can resume the journal. A resumed run first sends the events of earlier parts.",
         check=_listener,
     )]
     log: Annotated["Log | None", option(
-        "A logger of structlog or of `logging`, or False for none. Each event becomes an entry with its name, its "
-        "fields, the run and the workload; see `atune.reporting.log.event_log`.",
+        "A logger of structlog or of `logging`, or False to log nothing. Each event becomes a log entry with its "
+        "name and fields, the run and the workload; see `atune.reporting.log.event_log`.",
         unset="structlog, if the program configured it",
     )]
     progress: Annotated[bool | None, option(
-        "Show progress on stderr, or in a notebook's cell. None shows it on a terminal and in a notebook; "
-        "elsewhere, it prints a line after 5 s and then every minute, unless `on_event` or `log` is given. A `Tuner` "
-        "shows progress only if this is True.",
+        "Show progress on stderr, or in a notebook's cell. None shows progress on a terminal and in a notebook. "
+        "Elsewhere, None prints a line after 5 s and then every minute, unless `on_event` or `log` is given. A "
+        "`Tuner` shows progress only if `progress` is True.",
         unset="on, but only a line a minute if nobody watches",
     )]
     # fmt: on
@@ -149,43 +150,65 @@ class TuneOptions(RunOptions, total=False):
 
     # fmt: off
     journal: Annotated[str | os.PathLike[str] | None, option(
-        "Write the journal to this file, or continue an existing journal. A journal of other work is refused, and a "
-        "missing folder is not created.",
+        "Write the journal to this file, or continue an existing journal. A journal of different work is refused. The "
+        "file's folder must exist.",
         check=path, flag="--journal", metavar="FILE", unset="a new file in the cache folder",
         group="output",
     )]
     cached: Annotated[bool | None, option(
-        "Return the cached result of the same work instead of running. None: measure, starting with the cached winner. "
-        "False: ignore the cache.",
+        "If the cache has a result of the same work, return this result without running. None measures, but starts "
+        "with the cached winner. False ignores the cache.",
         unset="measure, starting with the cached winner", flag="--cached", page="cache.md", group="search",
     )]
     on_miss: Annotated[Literal["tune", "error"], option(
-        "If `cached` finds no result: tune, or fail (error). ``error`` raises `CacheMiss`.",
+        "What to do if `cached` finds no result: tune, or fail (error). ``error`` raises `CacheMiss`.",
         default="tune", must="must be 'tune' or 'error'", flag="--on-miss", metavar="tune|error", page="cache.md",
         group="search",
     )]
     warm: Annotated["Warm", option(
-        "Start from the best configurations of an earlier journal of this kernel, or of the result cache (cache). In "
-        "Python, `warm` may also be a result or a list.",
+        "Start with the best configurations from an earlier journal of this kernel, or from the result cache (cache). "
+        "In Python, `warm` may also be a result or a list.",
         flag="--warm", metavar="J", repeat=True, page="search.md#warm-start", group="search",
     )]
     # fmt: on
 
 
 class SetOptions(TuneOptions, total=False):
-    """Options of a set's run. Options of `tune` apply to each problem."""
+    """Options of a set's run. An option of `tune` applies to each problem of the set."""
 
     # fmt: off
     journal: Annotated[str | os.PathLike[str] | None, option(
-        "A folder for the journals, one per problem, which is created if it is missing. If it holds a set, the set is "
-        "continued: nothing is measured twice, and new problems are added.",
+        "A folder for the journals, one journal for each problem. A missing folder is created. If the folder holds a "
+        "set, the set is continued: nothing is measured twice, and new problems are added.",
         check=path, unset="a new folder in the cache folder",
     )]
     # fmt: on
 
 
+class MeasureOptions(TypedDict, total=False):
+    """Options of `measure` and `measure_many`."""
+
+    # fmt: off
+    problems: Annotated["Problems | Given | str | os.PathLike[str] | None", option(
+        "The problems to judge on: `Problems`, a list of dictionaries, or a file.",
+        flag="--problems", metavar="FILE", unset="the task's own",
+    )]
+    allow: Annotated[Sequence[str], option(
+        "Names of external functions that candidates may call. ``source`` allows source text in a kernel.",
+        default=(), flag="--allow", metavar="NAME", repeat=True, unset="none",
+    )]
+    target: Annotated[str, described(EngineOptions, "target")]
+    devices: Annotated[str | Sequence[str | int], described(EngineOptions, "devices")]
+    compile: Annotated[CompileSettings | None, described(EngineOptions, "compile")]
+    benchmark: Annotated[BenchmarkSettings | None, described(EngineOptions, "benchmark")]
+    journal: Annotated[str | os.PathLike[str] | None, option(
+        "A folder for the journals.", check=path, flag="--journal", metavar="DIR", unset="in the cache folder",
+    )]
+    # fmt: on
+
+
 class CompileAllOptions(TypedDict, total=False):
-    """Options of `compile_all`. All but `ignore_errors` are shared with `Workload` and `tune`."""
+    """Options of `compile_all`. All options except `ignore_errors` are also options of `Workload` or `tune`."""
 
     # fmt: off
     arguments: Annotated[Mapping[str, Any] | None, described(WorkloadOptions, "arguments")]

@@ -44,22 +44,22 @@ def save_bundle(
 ) -> str:
     """Write the winners of `results`, which must be of the same kernel, as a bundle into the new folder `folder`.
 
-    If the compiler state behind a winner's library was never compared with nvcc, nvcc compiles the winner again, from
-    the file that the journal names. `say` is called before that file runs.
+    If the compiler state that produced a winner's library was never compared with nvcc, nvcc compiles the winner again,
+    from the file that the journal names. `say` is called before this file runs.
 
-    Returns the bundle's digest, a SHA-256 of its whole content. Raises `UsageError` for results that cannot be bundled,
-    for example because a library is gone, and `CompileFailed`.
+    Returns the bundle's digest, a SHA-256 of its whole content. Raises `UsageError` if a result cannot be bundled, for
+    example because its library is gone. Raises `CompileFailed`.
 
     Parameters
     ----------
     folder
-        The folder, which must be new or empty. It is written completely or not at all.
+        The bundle's folder, which must be new or empty. The folder is written completely or not at all.
     results
         Results of finished runs, each for a different problem.
     accept
-        ``["settings"]``: compile with a journal's settings that can run programs, such as flags.
+        ``["settings"]`` allows settings of a journal that can run programs, such as flags.
     say
-        A function that gets the message that a file will run. By default, the message is a warning.
+        A function that gets the message that a file is about to run. By default, the message is a warning.
     """
     check_parts(accept)
     if not results:
@@ -91,7 +91,7 @@ def save_bundle(
 
 
 def _check(results: Sequence[Result]) -> None:
-    """Raise `UsageError` unless the runs finished, share kernel and target, and have different problems."""
+    """Raise `UsageError` unless all runs have finished, share the kernel and target, and have different problems."""
     first, seen = results[0].header, set[str]()
     for result in results:
         what = f"the run of {result.journal}" if result.journal else "the run"
@@ -102,16 +102,16 @@ def _check(results: Sequence[Result]) -> None:
         header, problem = result.header, named(plain_problem(result.header))
         where = f" ({result.journal})" if result.journal else ""
         if header.kernel != first.kernel:
-            raise UsageError(f"a bundle holds one kernel, but {problem}{where} has a kernel other than the first")
+            raise UsageError(f"a bundle holds one kernel, but {problem}{where} is of a different kernel")
         if header.target != first.target:
-            raise UsageError(f"the bundle is for {first.target}, like the first result, but {problem}{where} is not")
+            raise UsageError(f"the first result is for {first.target}, but {problem}{where} is for another target")
         if problem in seen:
-            raise UsageError(f"two results are for the problem {problem}: give one of them")
+            raise UsageError(f"two results are for the problem {problem}: leave one of the two out")
         seen.add(problem)
 
 
 def plain_problem(header: RunStarted) -> dict[str, Any]:
-    """Return a run's problem as plain data: dtypes by name, symbolic dimensions left out."""
+    """Return a run's problem as plain data. Each dtype becomes its name, and symbolic dimensions are left out."""
     problem = {}
     for name, value in header.arguments.items():
         if not (isinstance(value, dict) and DYNAMIC in value):
@@ -141,8 +141,8 @@ def _problem(result: Result, files: Files, artifact: Artifact, data: bytes) -> d
 def _library(result: Result, accept: Sequence[str], say: Callable[[str], object]) -> tuple[Artifact, bytes]:
     """Return the winner's artifact, and the content of its library. Raises `UsageError` if the library is gone.
 
-    If the compiler state behind the library was never compared, a worker compiles the winner again, as tilelang alone
-    does. The journal's settings for this must be safe or accepted.
+    If the compiler state that produced the library was never compared, a worker compiles the winner again, as tilelang
+    alone does. The journal's compile settings must then be safe or accepted.
     """
     best, header = result.best, result.header
     assert best is not None, "_check refuses results without a winner"
@@ -171,7 +171,7 @@ async def _compiled(
 
 
 def _read(artifact: Artifact, best: Record) -> tuple[Artifact, bytes]:
-    """Return the content of a library. Raises `UsageError` if its source is not the winner's in the journal."""
+    """Return `artifact` and its library's content. Raises `UsageError` if the source is not the winner's source."""
     if artifact.source_key != best.source_key and best.source_key:
         raise UsageError(OTHER_CODE)
     return artifact, Path(artifact.path).read_bytes()
@@ -195,7 +195,7 @@ def _check_calls(library: bytes) -> None:
 
 
 def _runtime() -> Files:
-    """Return the libraries that load tilelang's CUDA libraries without tilelang, and their licences."""
+    """Return the libraries (with licences) that load tilelang's CUDA libraries without tilelang."""
     folder = launch.runtime_folder()
     if folder is None:
         raise UsageError(f"a bundle for CUDA needs tilelang's {launch.TVM_RUNTIME}, but tilelang is not installed here")
@@ -211,7 +211,7 @@ def _runtime() -> Files:
 
 
 def _tensormap() -> bytes:
-    """Return the compiled ``tensormap.c``. Raises `UsageError` without a C compiler."""
+    """Return the compiled ``tensormap.c``. Raises `UsageError` if there is no C compiler."""
     source = Path(launch.__file__).with_name("tensormap.c")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / launch.TENSORMAP
@@ -234,7 +234,7 @@ def _required(package: str) -> str:
 
 
 def _write(folder: Path, files: Files) -> None:
-    """Write `files` to a new folder, and rename it `folder`. Raises `UsageError`, also if `folder` exists by then."""
+    """Write `files` to a new folder, and rename the new folder to `folder`. Raises `UsageError` if this fails."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part") as made:

@@ -67,16 +67,17 @@ from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload
 
 AT_ONCE, WORKERS_EACH = 4, 5
-"""Largest number of problems to tune at a time for each device, and least number of compile workers for each problem if
-more than two are tuned. A device then measures another problem while a problem's last candidate compiles, and libraries
-still hold several candidates. On an H100 with 16 cores, 28 problems took 0.81 times as long as with two at a time."""
+"""Largest number of problems to tune at the same time for each device, and least number of compile workers for each
+problem if more than two problems are tuned. A device can then measure another problem while a problem's last candidate
+compiles, and each library still holds several candidates. On an H100 with 16 cores, a set of 28 problems took 0.81
+times as long as with two problems at the same time."""
 LOAD = 1.5
-"""Compile workers per core, over all problems in progress, because a problem often waits for its last compile. On an
-H200 with 16 cores, a set of 11 problems took 0.77 times as long as with a worker per core."""
+"""Number of compile workers per core, for all problems in progress, because a problem often waits for its last compile.
+On an H200 with 16 cores, a set of 11 problems took 0.77 times as long as with one worker per core."""
 OF_ALL = (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost)
-"""Errors of a problem that end the whole set."""
+"""Errors that end the whole set, even if they occur in a single problem."""
 PROBLEMS_EACH = 2
-"""Least number of problems per device for which each problem gets a device of its own, instead of a part of all."""
+"""Least number of problems per device for which each problem uses a single device instead of all devices."""
 ADVISERS = 2
 """Number of nearest problems whose winners a new problem tries first."""
 
@@ -84,7 +85,7 @@ ADVISERS = 2
 class SetResult(Sequence[TunedProblem]):
     """The problems of a set with their results, in the set's order.
 
-    ``result[{"M": 128, "N": 4096}]`` is the `Result` of a problem, and ``result[0]`` a row of the table that
+    ``result[{"M": 128, "N": 4096}]`` is the `Result` of a problem. ``result[0]`` is a row of the table that
     ``str(result)`` returns. `folder` holds the journals.
     """
 
@@ -111,7 +112,7 @@ class SetResult(Sequence[TunedProblem]):
         return save_bundle(folder, self.results)
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write the set's page, as ``atune report`` does, to the file `path`, which may exist.
+        """Write the same page as ``atune report`` to the file `path`. An existing file is replaced.
 
         Raises `UsageError` if `path` cannot be written.
         """
@@ -151,7 +152,7 @@ class SetResult(Sequence[TunedProblem]):
     def rule(self, space: Space | None = None) -> NearestRule:
         """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`.
 
-        `space`: the workload's space. Pass it if its constraints take sizes and `workload` was ``FILE.py:NAME``.
+        `space`: the workload's space. Pass the space if its constraints take sizes and `workload` was a file.
         """
         return replace(dispatch_rule(self.regret_matrix(), space or self._space), fixed=self._fixed)
 
@@ -165,13 +166,14 @@ async def tune_set(
         results = await atune.tune_set(workload, atune.Problems(M=[1, 64, 4096], N=4096))
         print(results)
 
-    Up to four problems are tuned at a time on each device, or two in all if there are few cores. A problem is measured
-    on one of the devices, or on all of them if there are fewer than two problems per device. Problems on the same
-    device take turns in measuring. Candidates with the same code are compiled once. Each problem begins with the
-    winners of the two nearest finished problems, and has its own default, final benchmark, winner and journal.
+    Up to four problems per device are tuned at the same time, or two problems in total if there are few cores. Each
+    problem is measured on a single device, or on all devices if there are fewer than two problems per device. Problems
+    on the same device take turns in measuring. Candidates with the same code are compiled once. Each problem begins
+    with the winners of the two nearest finished problems, and has its own default, final benchmark, winner and journal.
 
-    A problem without a winner does not end the others; the result gives the reason. Raises `NoWinner` if all lack a
-    winner, the first problem's error if all failed, and otherwise as `tune` does. A cancellation keeps all journals.
+    If a problem has no winner, the other problems go on, and the result gives the reason. If every problem failed,
+    raises the first error. If no problem has a winner, raises `NoWinner`. Otherwise raises like `tune`. A cancellation
+    keeps all journals.
 
     Parameters
     ----------
@@ -183,7 +185,7 @@ async def tune_set(
     """
     plan = await anyio.to_thread.run_sync(RunPlan.of, "tune_set", options, abandon_on_cancel=True)
     if plan.machine is not None:
-        raise UsageError("tune_set: machine= has a single workload: leave it out, or tune each problem by itself")
+        raise UsageError("tune_set: machine= has a single workload: leave machine= out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)
     workload, name = named_work(workload)
     folder = ResultCache().new_path(name).with_suffix("") if plan.journal is None else plan.journal
@@ -192,7 +194,7 @@ async def tune_set(
 
 @documents(SetOptions)
 def run_set(workload: Workload | FileRef | str, problems: Problems | Given, **options: Unpack[SetOptions]) -> SetResult:
-    """Tune a set like `tune_set`, blocking. Works inside a running event loop too.
+    """Tune a set like `tune_set`, but block until the set ends. `run_set` also works inside a running event loop.
 
     Parameters
     ----------
@@ -204,7 +206,7 @@ def run_set(workload: Workload | FileRef | str, problems: Problems | Given, **op
 
 
 class _SetRun:
-    """The runs of a set, a tuning for each problem, as many at a time as the limiter admits."""
+    """The runs of a set: one tuning for each problem. A limiter restricts the number of simultaneous tunings."""
 
     def __init__(
         self, workload: Workload | FileRef, problems: Problems, plan: RunPlan, folder: Path, warm: Warm
@@ -217,15 +219,15 @@ class _SetRun:
         self._at_once = 1
         self._devices = set[str]()
         self._shared: Shared | None = None
-        """The processes that the runs share; None on a cluster."""
+        """The processes that the runs share, or None if the runs use a cluster."""
         self._rows: dict[int, TunedProblem] = {}
         self._errors: dict[int, AtuneError] = {}
         self._journals: list[Path] = []
         self._of: tuple[str, str] | None = None
-        """The workload's name and its kernel's fingerprint in the headers of the folder's journals."""
+        """The name of the workload and the fingerprint of its kernel, as in the headers of the folder's journals."""
 
     async def all(self) -> SetResult:
-        """Tune every problem, and lock the folder against other runs."""
+        """Lock the folder against other runs, and tune every problem."""
         had = [*listed(self._folder).values()] if is_set(self._folder) else []
         lock, self._journals = await opened_aside(lambda: open_set_folder(self._folder, self._problems)[::-1])
         try:
@@ -263,7 +265,7 @@ class _SetRun:
                 raise unwrapped(group) from None
 
     def _joined(self) -> SetResult:
-        """Join the problems' results. Raises `NoWinner` without a winner, and the first error if all failed."""
+        """Join the problems' results. Raises `NoWinner` if there is no winner, or the first error if all failed."""
         result = SetResult([self._rows[i] for i in range(len(self._problems))], self._folder, self._workload)
         if len(self._errors) == len(result):
             raise self._errors[0]
@@ -279,7 +281,7 @@ class _SetRun:
         return {""}  # the first run raises the error
 
     def _most_at_once(self, devices: int) -> int:
-        """Return how many problems to tune at a time on `devices`, each on one of them."""
+        """Return the number of problems to tune at the same time on this number of `devices`."""
         timed = self._plan.settings.budget.seconds is not None  # a wait for a device counts towards the limit
         most = 2 * devices if timed else max(2, min(AT_ONCE * devices, self._fit // WORKERS_EACH))
         return min(most, len(self._problems))
@@ -306,7 +308,7 @@ class _SetRun:
             Output(sys.stderr).write(f"{shown(line)}\n")
 
     async def _on_devices(self, index: int) -> Result:
-        """Tune a problem, and continue it on other devices if its own are lost. Raises as `_tuned` does."""
+        """Tune a problem. If its devices are lost, continue on other devices. Raises the same errors as `_tuned`."""
         while True:
             lost = set() if self._shared is None else {*self._shared.lost}
             try:
@@ -316,7 +318,7 @@ class _SetRun:
                     raise
 
     async def _tuned(self, index: int) -> Result:
-        """Start or continue the run of a problem. Raises as `tune` does, and `JournalError` for other work."""
+        """Start or continue the run of a problem. Raises like `tune`, or `JournalError` for a journal of other work."""
         problem, journal = self._problems[index], self._journals[index]
         fresh, scope = not journal.exists(), anyio.CancelScope()
 
@@ -345,8 +347,8 @@ class _SetRun:
                 journal.unlink(missing_ok=True)  # other work's journal would keep the set from resuming
         assert self._of is not None
         raise JournalError(
-            f"journal {self._folder}: it has problems of {self._of[0]}, but this is other work, or another version "
-            "of the kernel: undo the change, or give another folder"
+            f"journal {self._folder}: the folder has problems of {self._of[0]}, but this is other work, or another "
+            "version of the kernel: undo the change, or give another folder"
         )
 
     def _same_work(self, event: Event) -> bool:
@@ -368,7 +370,7 @@ class _SetRun:
         return [row.result for _, _, row in sorted(won, key=lambda each: each[:2])[:ADVISERS] if row.result is not None]
 
     def _compile(self) -> CompileSettings:
-        """Return the compile settings of a run, which gets a share of the cores unless the caller gave workers."""
+        """Return the compile settings of a run. Unless `workers` is given, the run gets a share of all workers."""
         settings = self._plan.settings.compile
         if settings.workers is not None or self._at_once == 1:
             return settings
@@ -376,16 +378,16 @@ class _SetRun:
 
 
 def _progress_every_s(plan: RunPlan) -> float:
-    """Return the shortest time between two progress lines of a set; infinite if it prints none."""
+    """Return the least number of seconds between two progress lines of a set, or infinity if no lines are printed."""
     listened = plan.on_event is not None or plan.log
     unasked = math.inf if listened else 0.0 if is_watched() else SELDOM_S
     return unasked if plan.progress is None else 0.0 if plan.progress else math.inf
 
 
 def read_set(folder: str | os.PathLike[str]) -> SetResult:
-    """Return the result in a set's folder as `tune_set` returns it. Runs no code.
+    """Return the result in a set's folder, in the form that `tune_set` returns. Runs no code of the workload.
 
-    Raises `UsageError` if the folder is not a set's, and `JournalError` if a journal cannot be read.
+    Raises `UsageError` if the folder holds no set, and `JournalError` if a journal cannot be read.
     """
     return SetResult(tuned_problems(Path(folder)), Path(folder))
 
@@ -396,14 +398,14 @@ async def resume_set(
 ) -> SetResult:
     """Continue the set in a folder with the settings of its journals, and return all results.
 
-    Raises `UsageError` if the folder is not a set's or has no begun problem, and otherwise as `tune_set` does.
+    Raises `UsageError` if the folder holds no set, or if no problem was begun. Otherwise raises like `tune_set`.
 
     Parameters
     ----------
     folder
         The folder that `tune_set` wrote.
     workload
-        As for `tune_set`. If it is None, the file that the journals name is used.
+        As for `tune_set`. By default, the file that the journals name is used.
     {options}
     """
     header = header_of_set(Path(folder))

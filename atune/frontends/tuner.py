@@ -49,24 +49,24 @@ if TYPE_CHECKING:
 
 
 class EventHistory:
-    """All events of a run so far. Readers wait for more until the run has ended."""
+    """All events of a run so far. Readers wait for further events until the run ends."""
 
     def __init__(self) -> None:
         self.past: list[Event] = []
         self.kept = True
-        """Whether events are kept. Without readers they are dropped, because a run may have hundreds of thousands."""
+        """Whether events are kept. Events without readers are dropped, because a run may have hundreds of thousands."""
         self.ended = False
         self.more: anyio.Event | None = None
-        """Set with the next event, and at the end; None until the run has started."""
+        """Set when the next event arrives or the run ends, and None before the run has started."""
 
     def publish(self, event: Event) -> None:
-        """Add an event, as a listener of the recorder."""
+        """Add an event. This method is a listener of the recorder."""
         if self.kept:
             self.past.append(event)
             self.wake()
 
     def wake(self, *, ended: bool = False) -> None:
-        """Wake readers in the run's event loop. `ended`: there will be no more events."""
+        """Wake readers in the run's event loop. `ended`: whether the run has ended, so that no event follows."""
         self.ended = ended
         before, self.more = self.more, anyio.Event()
         if before is not None:
@@ -74,7 +74,7 @@ class EventHistory:
 
 
 class EventReader(AsyncIterator[Event]):
-    """A reader's position in a run's events. It is not an async generator, which would have to be closed."""
+    """An iterator over a run's events. Unlike an async generator, the iterator does not have to be closed."""
 
     def __init__(self, history: EventHistory) -> None:
         self._history, self._position = history, 0
@@ -96,7 +96,7 @@ NOT_ENTERED = "enter the Tuner first, which starts the run: `async with Tuner(..
 
 
 def find_target(target: str, devices: str | Sequence[str | int]) -> tuple[Target, list[DeviceInfo]]:
-    """Return the target and the devices of a run on this machine. Asks NVML, and makes no CUDA context.
+    """Return the target and the devices of a run on this machine. Queries NVML, and creates no CUDA context.
 
     Raises `UsageError` and `TargetError` like `tune`.
     """
@@ -112,7 +112,7 @@ _targets: dict[bytes, Discovery] = {}
 
 
 def named_work(workload: object) -> tuple[Workload | FileRef, str]:
-    """Return the workload to tune, parsed if it is text, and its name. Raises `UsageError` for anything else."""
+    """Return the workload to tune and its name. A string is parsed. Raises `UsageError` for any other value."""
     given = parse_file_ref(workload) if isinstance(workload, str) else workload
     if why := tuned_by_calls(given):
         raise UsageError(f"workload: this {why}")
@@ -137,11 +137,11 @@ class RunPlan:
     log: Log | None = None
     progress: bool | None = None
     cache: ResultCache | None = None
-    """The cache that keeps the run, and also its journal if `journal` is None. None: the user's cache."""
+    """The cache that keeps the run. If `journal` is None, this cache also keeps the journal. None: the user's cache."""
     begun: Begun | None = None
-    """The journal that `ResultCache.begin` opened, which may be None, and its events."""
+    """The journal that `ResultCache.begin` opened (or None), and the events that the journal already had."""
     shared: Shared | None = None
-    """Processes that several simultaneous runs share; None: the run starts its own."""
+    """Processes that several simultaneous runs share, or None if the run starts its own processes."""
 
     @classmethod
     def of(cls, where: str, options: Mapping[str, object]) -> RunPlan:
@@ -173,7 +173,6 @@ class RunPlan:
         )
 
     def with_settings(self, **changes: Any) -> RunPlan:
-        """Return the plan with `changes` to its settings."""
         return replace(self, settings=replace(self.settings, **changes))
 
     def machine_for(self, workload: Workload | FileRef) -> Machine:
@@ -203,7 +202,7 @@ class Tuner:
                 ...
             result = await tuner.result()
 
-    Entering starts the run, and leaving early cancels it. Raises `UsageError` for the same mistakes as `tune`.
+    Entering the block starts the run. Leaving the block early cancels the run. Raises `UsageError` like `tune`.
 
     Parameters
     ----------
@@ -225,9 +224,9 @@ class Tuner:
     def _prepare(self, workload: Workload | FileRef | str | None, plan: RunPlan) -> None:
         self._settings, self._begun = plan.settings, plan.begun
         self._cache: ResultCache | None = None
-        """The cache that keeps the run; None if the caller gave the machine."""
+        """The cache that keeps the run, or None if the caller gave the machine."""
         self._default_journal: str | None = None
-        """The name for a new journal in the cache; None if a journal was given."""
+        """The name for a new journal in the cache, or None if a journal was given."""
         self._journal_path = plan.journal
         if plan.machine is None:
             refuse_in_worker()
@@ -250,7 +249,7 @@ class Tuner:
 
     async def __aenter__(self) -> Tuner:
         if self._entered:
-            raise UsageError("Tuner: it was entered before, and carries out a single run: make another Tuner")
+            raise UsageError("Tuner: this Tuner was entered before, and carries out a single run: make another Tuner")
         self._entered = True
         self._done = anyio.Event()
         self._history.wake()
@@ -273,12 +272,13 @@ class Tuner:
     def events(self) -> AsyncIterator[Event]:
         """Iterate over all events of the run until it ends. Each call starts from the first event.
 
-        For a resumed run, the events of its earlier parts come first. A reader may leave at any time, and never blocks.
+        In a resumed run, the events of earlier parts come first. A reader may stop at any time, and never delays the
+        run.
         """
         return EventReader(self._history)
 
     async def result(self) -> TuneResult:
-        """Wait for the end and return the result. Raises as `tune` does."""
+        """Wait until the run ends, and return the run's result. Raises like `tune`."""
         if not self._entered:
             raise UsageError(f"Tuner.result(): {NOT_ENTERED}")
         await self._done.wait()
@@ -295,7 +295,7 @@ class Tuner:
 
     @property
     def state(self) -> State | None:
-        """The state folded from the recorded events; None before the first event."""
+        """The state of the run, folded from the recorded events, or None before the first event."""
         return None if self._recorder is None else self._recorder.state
 
     async def _alone(self) -> TuneResult:
@@ -310,7 +310,7 @@ class Tuner:
             ended = error is self._listeners.raised or isinstance(error, anyio.get_cancelled_exc_class())
             if ended and (state := self.state) is not None:
                 path, count = self._journal_path, state.counts["measured"]
-                kept = f"{count} measured, and no journal kept"
+                kept = f"{count} candidates measured, but no journal kept"
                 if path is not None and path.exists():  # an empty journal was removed
                     then = "to continue, tune again with journal=, or call the decorated kernel again"
                     then += ", or use atune resume" if state.header is not None and state.header.origin else ""
@@ -337,7 +337,7 @@ class Tuner:
             heard = error is self._listeners.raised
             self._error = of_the_machine(error) if isinstance(error, OSError) and not heard else error
             if not (heard or isinstance(error, Exception)):
-                self._error = AtuneError("the run was cancelled; its journal, if it has one, has the measurements")
+                self._error = AtuneError("the run was cancelled; its journal (if there is one) has the measurements")
                 patience_s = 0.3
                 raise
         finally:
@@ -347,7 +347,7 @@ class Tuner:
             self._history.wake(ended=True)
 
     async def _keep_in_cache(self, made: Result | None) -> None:
-        """Keep the run's journal in the result cache under its key, however the run ended."""
+        """Keep the run's journal in the result cache, under the run's key, no matter how the run ended."""
         path, state, cache = self._journal_path, self.state, self._cache
         answered = "" if self._engine is None else self._engine.recalled
         useless = isinstance(self._error, UsageError) and not (self._continued or (state and state.counts["measured"]))
@@ -411,7 +411,7 @@ class Tuner:
             await anyio.to_thread.run_sync(self._keep_recalled, kept.path, engine.recalled)
 
     def _keep(self, journal: Journal, event: Event) -> None:
-        """Write an event into the default journal. If that fails, warn and let the run go on."""
+        """Write an event into the default journal. If writing fails, warn, and let the run go on."""
         recorder = self._recorder
         assert recorder is not None, "the recorder emitted the event"
         try:
@@ -429,7 +429,7 @@ class Tuner:
 
 
 async def _end_journal(recorder: Recorder, reason: str) -> None:
-    """Record that the run ended early, briefly shielded from cancellation. A broken journal stays unchanged."""
+    """Record that the run ended early, even if the task was cancelled. A broken journal stays unchanged."""
     if not recorder.emitted or recorder.state.finished is not None:
         return
     with suppress(Exception), anyio.move_on_after(0.3, shield=True):
@@ -441,9 +441,9 @@ async def _end_journal(recorder: Recorder, reason: str) -> None:
 async def tune(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
     """Tune `workload` and return the result.
 
-    Raises `UsageError` or a subclass for arguments that cannot work. An unknown option's error is a TypeError, too.
-    Raises `NoWinner` if no candidate worked, and `DevicesLost` if no device is left. A cancellation kills every
-    worker and compiler within a second. The journal keeps all measurements.
+    Raises `UsageError` or a subclass for invalid arguments. For an unknown option, the error is also a TypeError.
+    Raises `NoWinner` if no candidate worked, and `DevicesLost` if no device is left. A cancellation kills every worker
+    and compiler within a second. The journal keeps all measurements.
 
     Parameters
     ----------
@@ -455,19 +455,18 @@ async def tune(workload: Workload | FileRef | str | None = None, **options: Unpa
 
 
 async def tune_planned(workload: Workload, plan: RunPlan) -> TuneResult:
-    """Tune `workload` as `tune` does, according to `plan`."""
     return await _finished(partial(Tuner.planned, workload, plan))
 
 
 async def _finished(make: Callable[[], Tuner]) -> TuneResult:
-    """Make a tuner, in a thread because fingerprinting and pickling may take long. Return the tuner's result."""
+    """Make a tuner in a thread, because fingerprinting and pickling may take long, and return the tuner's result."""
     tuner = make() if importing() else await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
     return await tuner._alone()
 
 
 @documents(TuneOptions)
 def run(workload: Workload | FileRef | str | None = None, **options: Unpack[TuneOptions]) -> TuneResult:
-    """Tune like `tune`, blocking. Works inside a running event loop too, such as a notebook's.
+    """Tune like `tune`, but block until the run ends. Also works inside a running event loop, such as a notebook's.
 
     KeyboardInterrupt ends the run and kills every worker, even if `run` is called in a thread. The exception's message
     names the journal. Raises like `tune`.

@@ -23,11 +23,11 @@ from atune.workload.workload import WorkloadSpec
 WarmSource = str | os.PathLike[str] | Result
 Warm = WarmSource | Sequence[WarmSource] | None
 Same = dict[str, bool]
-"""Whether recorded kernels are still the same. The keys are made of the problem of the run, the problem of the record,
-configurations and digests. The runs of a plan share the dictionary."""
+"""Whether recorded kernels are the same as the kernels of this run. A key has the run's problem, the record's problem,
+the configurations and the digests. All runs of a plan share the dictionary."""
 
 CACHE = "cache"
-"""Value of `warm` for the user's result cache."""
+"""The value of `warm` that stands for the user's result cache."""
 MOST_CACHED = 8
 """Largest number of results to take from the cache, the nearest first."""
 FIRST = 4
@@ -35,9 +35,9 @@ FIRST = 4
 
 
 def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
-    """Return a function that reads `warm` when the kernel is known; None without a source. Raises `UsageError`.
+    """Return a function that reads the sources in `warm` when the kernel is known. If there is no source, return None.
 
-    `nearest`: results of the kernel for other problems. Their fastest configurations that are in this space come first.
+    `nearest`: results for other problems, whose fastest configurations in this space come first. Raises `UsageError`.
     """
     given = (warm,) if isinstance(warm, (str, os.PathLike, Result)) else () if warm is None else warm
     wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"
@@ -54,7 +54,7 @@ def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
 def _advise(
     sources: Sequence[WarmSource], nearest: Sequence[Result], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[Advice, ...], list[str]]:
-    """Return advice and remarks from `sources`. Raises `UsageError` for a useless source, `JournalError` if damaged."""
+    """Return advice and remarks from `sources`. Raises `UsageError` (useless source) or `JournalError` (damaged)."""
     here = _keys(spec)
     known = [(each.journal or "result", _first(_measured(each), here)[:1]) for each in nearest]
     advice = [Advice(name, first) for name, first in known if first]
@@ -77,11 +77,11 @@ def _advise(
 
 
 def _advice_of(result: Result, source: str, spec: WorkloadSpec, here: Container[str]) -> Advice:
-    """Return a result's advice. Raises `UsageError` for another kernel, or if all its advice is outside this space."""
+    """Return a result's advice. Raises `UsageError` for another kernel, or if this space has none of the advice."""
     measured, header = _measured(result), result.header
     if header.workload != spec.name and not (header.kernel and header.kernel == spec.kernel):
         raise UsageError(
-            f"warm {source}: it is for the kernel {printable(header.workload)!r}, but this kernel is {spec.name!r}. "
+            f"warm {source}: this is for the kernel {printable(header.workload)!r}, but this kernel is {spec.name!r}. "
             "Give journals of this kernel, or if the kernels are the same, give both workloads the same name"
         )
     if not (first := _first(measured, here)):
@@ -93,23 +93,22 @@ def _advice_of(result: Result, source: str, spec: WorkloadSpec, here: Container[
 
 
 def _measured(result: Result) -> list[tuple[float, Config]]:
-    """Return the measured latencies, in milliseconds, with their configurations."""
+    """Return each measured latency, in milliseconds, with its configuration."""
     return [(record.latency_ms, record.config) for record in result.records if record.latency_ms is not None]
 
 
 def _keys(spec: WorkloadSpec) -> set[str]:
-    """Return the configuration keys of a space."""
     return {config_key(config) for config in spec.configs}
 
 
 def _first(measured: Iterable[tuple[float, Config]], here: Container[str]) -> tuple[Config, ...]:
-    """Return the fastest configurations whose keys are in `here`, the keys of this space, the best first."""
+    """Return the fastest configurations, the best first. `here`: the keys of the configurations in this space."""
     known = [(latency_ms, key, config) for latency_ms, config in measured if (key := config_key(config)) in here]
     return tuple(dict(config) for _, _, config in sorted(known, key=lambda each: each[:2])[:FIRST])
 
 
 def _nearest_cached(spec: WorkloadSpec, here: Container[str], devices: Iterable[DeviceInfo]) -> Iterator[Advice]:
-    """Yield advice from the cache's runs of this kernel: runs on these devices first, then the nearest problems."""
+    """Yield advice from cached runs of this kernel, first from runs on these devices, then in order of distance."""
     cache, names = ResultCache(), {device.name for device in devices}
 
     def place(run: StoredRun) -> tuple[bool, float, str]:
@@ -122,9 +121,10 @@ def _nearest_cached(spec: WorkloadSpec, here: Container[str], devices: Iterable[
 
 
 def recaller(cached: bool | None, on_miss: str, *, unless_asked: bool) -> Recall | None:
-    """Return a function that looks a run's work up in the result cache; None if `cached` is False.
+    """Return a function that looks up a run's work in the result cache. If `cached` is False, return None.
 
-    `unless_asked`: whether to look if `cached` is None. Raises `UsageError` for ``on_miss="error"`` without `cached`.
+    `unless_asked`: whether to look up if `cached` is None. Raises `UsageError` for ``on_miss="error"`` without
+    `cached`.
     """
     if on_miss == "error" and not cached:
         raise UsageError("on_miss='error' (--on-miss error) needs cached=True (--cached): give both")
@@ -135,12 +135,12 @@ def recaller(cached: bool | None, on_miss: str, *, unless_asked: bool) -> Recall
 def _recall(
     cache: ResultCache, on_miss: str, same: Same, header: RunStarted, spec: WorkloadSpec, kernels: Kernels, journal: str
 ) -> KnownResult | None:
-    """Return the result of the same work, unless `on_miss` is empty; if there is no result, return a winner as advice.
+    """Return the result of the same work. If there is no result, or `on_miss` is empty, return a winner as advice.
 
     The recorded winner must still be the same kernel. Raises `CacheMiss` if there is no result and `on_miss` is
-    ``error``. Returns None while another run does the work. Otherwise other runs now wait for the run of `journal`.
+    ``error``. Returns None if another run is doing the work. Otherwise, other runs will wait for the run of `journal`.
 
-    Advice may come from a run of the work with another search, another space, or another problem with the same key.
+    The advice may come from a run with another search or another space, or of another problem with the same key.
     """
     if (key := result_key(header)) is None:
         return KnownResult()

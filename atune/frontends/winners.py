@@ -1,4 +1,4 @@
-"""The winners of a kernel that tunes itself: from memory, from the result cache, shipped, or tuned now."""
+"""Find the winners of a self-tuning kernel: in memory, in the result cache, in shipped files, or by tuning now."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from atune.workload.workload import Workload
 
 
 class Winner(msgspec.Struct, frozen=True):
-    """The configuration for a key, and its origin.
+    """The configuration for a key, and the origin of the configuration.
 
-    `tuned_for`: the problem that was tuned. `roles`: the roles of the kernel's parameters, if it was tuned on this
-    machine. `library`: a function that returns the measured library, or None if the library is gone. There is no
-    function if the configuration is not the best of its tuning. `read`: a function that returns the whole tuning.
+    `tuned_for`: the problem that was tuned. `roles`: the roles of the kernel's parameters, if the tuning ran on this
+    machine. `library`: a function that returns the measured library, or None if the library is gone. Only the best
+    configuration of a tuning has this function. `read`: a function that returns the result of the whole tuning.
     """
 
     config: Config
@@ -49,7 +49,7 @@ class Winner(msgspec.Struct, frozen=True):
 
     @property
     def result(self) -> TuneResult | None:
-        """The whole tuning, if it ran on this machine and its journal is not damaged; otherwise None."""
+        """The result of the whole tuning, or None if the tuning ran on another machine or the journal is damaged."""
         return self.read()
 
     def standing(self) -> Iterator[Winner]:
@@ -62,7 +62,7 @@ class Winner(msgspec.Struct, frozen=True):
 
 
 TRIES = 3
-"""How many configurations of a tuning may turn out to be unusable for a problem before the problem is tuned again."""
+"""Number of configurations of a tuning that may turn out to be unusable before the problem is tuned again."""
 WAIT_S = 0.02
 """Seconds between checks whether another thread or task has finished tuning a key."""
 
@@ -70,39 +70,39 @@ WAIT_S = 0.02
 class Winners:
     """Finds the winner for a call's key, and remembers it. One thread or task tunes a key while the others wait.
 
-    If the space refuses the winner for the call's sizes, or the winner cannot be used, the next best takes its place.
+    If the space refuses the winner for the call's sizes, or the winner is unusable, the next best winner is used.
     """
 
     def __init__(self, name: str, tuned: Callable[[], None]) -> None:
-        """`name`: the kernel's name. `tuned`: called after a tuning that replaces the winners of earlier calls."""
+        """`name`: the kernel's name. `tuned`: a function to call after a tuning that replaces winners."""
         self._name, self._tuned = name, tuned
         self.known: dict[str, dict[str, Winner]] = {}
-        """The winners in memory, by key and then by the problem that they were tuned for, as texts."""
+        """The winners in memory, by the text of the key, and then by the text of the problem that was tuned."""
         self.unusable: dict[str, dict[str, Exception]] = {}
-        """The errors of configurations that cannot be used, by problem as text and by the configuration's key."""
+        """The errors of unusable configurations, by the text of the problem, and then by the configuration's key."""
         self._picks: dict[str, tuple[Config, ...]] = {}
-        """The prior's choices by problem as text, the best first; empty if the prior has no estimates."""
+        """The prior's choices by the text of the problem, the best first, or none if the prior has no estimates."""
         self._picking = threading.Lock()
-        """Held by the thread that asks the prior."""
+        """A lock that a thread holds while the thread asks the prior."""
         self._settled: set[str] = set()
-        """Problems, as texts, that this program tuned. It does not tune them again, even if no winner can be used."""
+        """The texts of problems that this program tuned and does not tune again, even if no winner can be used."""
         self._running: dict[str, tuple[int, object]] = {}
-        """The threads that tune, by key, each with a token for the task that tunes."""
+        """For each key that is being tuned, the thread that tunes the key, and a token for the task that tunes it."""
 
     def forget(self, meant: Callable[[str], bool]) -> None:
-        """Forget each winner for whose key, as text, `meant` is true, and all errors of unusable configurations."""
+        """Forget each winner if `meant` returns true for the text of its key. Forget all errors of configurations."""
         for key in filter(meant, [*self.known]):
             self.known.pop(key, None)
         self.unusable.clear()
         self._settled.clear()
 
     def find(self, call: TunedCall, on_miss: OnMiss | None = None) -> Winner:
-        """Return the winner to use; blocks. If none is known, `on_miss` or else the options decide.
+        """Return the winner to use. Blocks. If no winner is known, `on_miss` decides, or else the options decide.
 
-        Workers never tune: if a reference calls a tuned kernel in a worker, the default configuration runs.
+        Workers never tune. If a reference calls a tuned kernel in a worker, the kernel uses the default configuration.
 
-        Raises `UsageError` if a task of this thread is tuning the key, because waiting would block it. Raises the error
-        of a configuration, or `SpaceError`, if this program's tuning found no configuration that can be used.
+        Raises `UsageError` if a task of this thread is tuning the key, because waiting would block the task. If this
+        program's tuning found no usable configuration, raises the error of a configuration, or `SpaceError`.
         """
         on_miss = on_miss or call.options.on_miss
         if on_miss in ("tune", "pick") and in_worker():
@@ -138,7 +138,7 @@ class Winners:
         return self.find(call, on_miss)
 
     def _picked(self, call: TunedCall) -> Winner | None:
-        """Return the first of the prior's choices that can be used, or None."""
+        """Return the first usable choice of the prior, or None if no choice is usable."""
         with self._picking:
             if call.problem_text not in self._picks:
                 self._picks[call.problem_text] = self._ask_prior(call)
@@ -168,7 +168,7 @@ class Winners:
         return next((usable for _, winner in known if (usable := self._usable(winner, call)) is not None), None)
 
     def _usable(self, winner: Winner, call: TunedCall) -> Winner | None:
-        """Return `winner` or the next best of its tuning that serves a call, and remember it. None if none serves."""
+        """Return `winner` or the next best of its tuning that serves a call, and remember it, or else return None."""
         failures = self._failures(call)
         for candidate in winner.standing():
             if config_key(candidate.config) not in failures and call.launch.admits(candidate.config):
@@ -180,7 +180,7 @@ class Winners:
         return None
 
     def pass_over(self, call: TunedCall, winner: Winner, error: Exception) -> None:
-        """Remember that a winner cannot be used for a call, and warn once. For the default, raise `error` instead."""
+        """Remember that a call cannot use a winner, and warn once. If the winner is the default, raise `error`."""
         if winner.source == "default":
             raise error
         if self._failures(call).setdefault(config_key(winner.config), error) is not error:
@@ -197,7 +197,7 @@ class Winners:
         return f"{key.kernel}: no result{serves} for {text} on {key.device}"
 
     async def tuned(self, call: TunedCall, refresh: bool = False) -> TuneResult:
-        """Return the whole tuning of a call: a known tuning, another task's or process's, or a new tuning."""
+        """Return the result of a call's tuning. If no result is known, wait for a running tuning, or tune."""
         if refresh:
             self.forget(call.key_text.__eq__)
         winner, mine = await self._once(call, refresh, True)
@@ -211,9 +211,9 @@ class Winners:
         return result
 
     async def _once(self, call: TunedCall, refresh: bool, whole: bool) -> tuple[Winner, bool]:
-        """Return the winner of a call's key, and whether this task tuned it. Waits for another task that tunes the key.
+        """Return the winner of a call's key, and whether this task tuned the key. Waits if another task tunes the key.
 
-        `whole`: a known winner must be the best of its tuning.
+        `whole`: whether a known winner must be the best of its tuning.
         """
         mine = threading.get_ident(), object()
         while self._running.get(call.key_text) is not mine:
@@ -241,7 +241,7 @@ class Winners:
             self._running.pop(call.key_text)
 
     async def _look(self, call: TunedCall, whole: bool) -> Winner | None:
-        """Return the winner in memory that serves a call. It runs in a thread, because constraints may be slow."""
+        """Return the winner in memory that serves a call. Searches in a thread, because constraints may be slow."""
         winner = await anyio.to_thread.run_sync(self.serving, call, abandon_on_cancel=True)
         return None if winner is None or (whole and winner.library is None) else winner
 
@@ -298,8 +298,8 @@ def _problem(call: TunedCall) -> str:
 def find_shipped(paths: Sequence[str], work: CachedWork) -> list[CacheEntry]:
     """Return the shipped results for the source, problem, device and target of `work`.
 
-    `paths`: files that ``atune cache export`` wrote. Results of the same versions come first, then the latest. Raises
-    `UsageError` for a file that cannot be read or has no exported results.
+    `paths`: files that ``atune cache export`` wrote. Results of the same versions come first, and late results come
+    before early results. Raises `UsageError` for a file that cannot be read or has no exported results.
     """
     key = work.key
     fitting = [

@@ -13,7 +13,7 @@ from atune.model.ranges import Extent, PathText, Quantity, Whole, Word
 
 FailureKind = Literal[
     "lower", "codegen", "compile", "crash", "timeout", "hopeless", "load", "launch", "fault", "out_of_memory",
-    "out_of_bounds", "mismatch", "non_finite", "unwritten", "worker_lost", "suspect",
+    "out_of_bounds", "mismatch", "non_finite", "unwritten", "worker_lost", "suspect", "refused",
 ]  # fmt: skip
 """Why a candidate failed.
 
@@ -24,7 +24,8 @@ raised. out_of_memory: the device had no memory left. fault: the device reported
 unusable. out_of_bounds: the kernel wrote before or after a parameter, or changed data that the check uses. mismatch /
 non_finite / unwritten: outputs differ from the reference, hold NaN or infinity, or were not written. worker_lost: the
 candidate's process was killed from outside, twice. suspect: the whole program died twice while it measured the
-candidate, so the candidate is not tried again."""
+candidate, so the candidate is not tried again. refused: the kernel of a stranger may
+bring code that tilelang did not generate, or has other parameters than the task's."""
 _WORDS = {
     "lower": "failed to lower",
     "codegen": "failed to generate code",
@@ -42,6 +43,7 @@ _WORDS = {
     "unwritten": "left outputs unwritten",
     "worker_lost": "lost the process",
     "suspect": "may have ended the program",
+    "refused": "was refused",
 }
 
 RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})
@@ -174,6 +176,10 @@ class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Number of times that a block makes this access."""
     width: Whole | None = None
     """Number of bytes that a thread accesses in one instruction, as the kernel requests; None if tilelang decides."""
+    tensor_bytes: Whole | None = None
+    """Bytes of the whole tensor; None if they depend on the call."""
+    uneven: bool = False
+    """Whether rows of a tile that is read have a number of elements that is no power of two, so that threads divide."""
 
 
 class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -189,8 +195,10 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Number of scalar operations outside of tensor cores, except `special_ops`."""
     special_ops: Quantity = 0.0
     """Number of scalar exponentials, roots, logarithms and divisions."""
+    exchanges: Quantity = 0.0
+    """Times that a block waits for an exchange of values between the threads that share a row of a reduction."""
     fragment_registers: Whole = 0
-    """32-bit registers per thread for all fragments and local arrays, if all of them were live at the same time."""
+    """32-bit registers per thread that hold fragments and local arrays, where most of them are alive."""
     stages: Whole = 0
     """Largest number of stages in a `T.Pipelined` loop; 0 if no loop has stages."""
     steps: Quantity = 1.0

@@ -1,6 +1,7 @@
 """The work inside a worker's process: elaborate, lower, generate code, load, check outputs and time calls.
 
-The modules do one job at a time; the engine decides what a run does next. They import `model`, `workload`, `bundle`,
-and the messages, stores and locks of `workers`. Only they and `compat` import tilelang or CUDA, and the module
-`tilelang` lists the names that they use. Entry points, which the engine names by path, take and return bytes.
+A worker does one job at a time, and the engine decides which job is next. This package imports `model`, `workload` and
+`bundle`, and from `workers` only messages, stores and locks. Only this package and `compat` import tilelang or CUDA.
+The module `tilelang` lists tilelang's names that atune uses. The engine calls an entry point by its path. An entry
+point takes bytes and returns bytes.
 """

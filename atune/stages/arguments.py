@@ -1,4 +1,4 @@
-"""A kernel's arguments on its device, between guards: outputs to fill, and inputs that all candidates share."""
+"""A kernel's arguments on its device: inputs that all candidates share, and outputs. Guards surround each tensor."""
 
 from __future__ import annotations
 
@@ -24,25 +24,23 @@ from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
 
 GUARD_BYTES = 64 << 10
-"""Size of the guard on each side of a tensor. A last block that checks no bounds writes at most one tile too far."""
+"""Bytes in the guard on each side of a tensor. A block without bounds checks writes at most one tile past a tensor."""
 ALIGN_BYTES = 512
-"""Alignment of tensors, the same as torch's on a GPU. TMA needs at most 128 bytes (CUDA C++ Programming Guide,
-«Asynchronous Data Copies», table of alignments)."""
+"""Alignment of tensors in bytes, the same as torch's alignment on a GPU. TMA needs no larger alignment than 128 bytes
+(CUDA C++ Programming Guide, «Asynchronous Data Copies», table of alignments)."""
 POISONS = (0xFF, 0x7F)
-"""Bytes that fill the outputs, one before each of two calls. An element that keeps its byte both times was not written.
-The first byte makes NaN in every float format, but -1 in an integer. The second makes a large number or NaN, so that a
-kernel that adds to its output is detected, too."""
+"""Bytes that fill the outputs before a first and a second call. An element that neither call changes is unwritten.
+The first byte makes NaN in every float format, and -1 in an integer. The second byte makes a large number or NaN, so
+it also reveals a kernel that adds to its output."""
 _LOWEST, _HIGHEST = 0x11, 0x37
-"""Range of the guards' bytes: they form finite floats in every format, but neither small integers nor common floats."""
+"""Smallest and largest byte in a guard. The bytes form finite floats, but neither small integers nor common floats."""
 
 
 class KernelArguments:
-    """All arguments of one workload's kernel on one device; every candidate gets the same data.
+    """All arguments of one workload's kernel on one device. Every candidate gets the same data.
 
-    `copies_on_host`: whether the host's memory keeps the copies from which inputs are restored.
-
-    `values` holds the kernel's arguments in order; every tensor lies between `guards`. A position is an index into the
-    kernel's parameters.
+    `copies_on_host`: whether the copies from which inputs are restored are in the host's memory. The attribute `values`
+    holds the kernel's arguments in order. A position is an index into the kernel's parameters.
     """
 
     def __init__(
@@ -64,17 +62,17 @@ class KernelArguments:
         self.out_idx = tuple(sorted(i % n for i in roles.outputs))
         self.in_idx = tuple(i for i in range(n) if i not in self.out_idx)
         self.labels = [f"output {self.out_idx.index(i)}" if i in self.out_idx else f"parameter {i}" for i in range(n)]
-        """Name of each parameter in messages: outputs have numbers of their own."""
+        """Name of each parameter in messages: its number among the outputs, or its position if it is an input."""
         self.writes = roles.writes
-        """Inputs that the kernel may write into."""
+        """Positions of the inputs that the kernel may write into."""
         self.supplied: dict[int, Any] = {}
         self.zero = tuple(sorted(i % n for i in roles.zero))
         self.named = {*(i % n for i in work.restore), *self.zero}
-        """Parameters that the workload wants restored, or set to zero, before each call."""
+        """Positions of the parameters that are restored or set to zero before each call because the workload asks."""
         self.values: list[Any] = [None] * n
         self.guards = Guards(device, n)
         self._memory: dict[int, Any] = {}
-        """Memory of each parameter as one flat tensor, because strides may leave gaps, or let elements overlap."""
+        """Each parameter's memory as a flat tensor. The parameter's strides may leave gaps or let elements overlap."""
         self._sizes = {n: v for n, v in work.arguments.items() if isinstance(v, int) and not isinstance(v, bool)}
         """Known values of symbolic dimensions."""
         if isinstance(work.inputs, DrawnInputs):
@@ -87,16 +85,16 @@ class KernelArguments:
         self.inputs = [self.values[i] for i in self.in_idx]
         self.outputs = [self.values[i] for i in self.out_idx]
         self.set_up = self._set_up()
-        """Inputs that the workload's `setup` changed."""
+        """Positions of the inputs that the workload's `setup` changed."""
         copy = _copy_to_host if copies_on_host else torch.clone
         self._pristine = {i: copy(self._memory[i]) for i in self.in_idx if i in self._memory}
         self.expected: Any = None
-        """The reference's outputs by position; None without a reference."""
+        """Outputs of the reference by position; None if there is no reference."""
         self.evidence_before = ""
-        """The `evidence` right after the reference ran; empty until then."""
+        """Result of `evidence()` right after the reference ran; empty before the reference runs."""
 
     def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
-        """Return the workload's tensors: inputs in order (None if they are drawn), and outputs with their positions."""
+        """Return the workload's inputs in order (None to draw all inputs), and its outputs with their positions."""
         wanted = range(len(self.params)) if self.roles.unnamed else self.in_idx
         given = _given_inputs(self._work, tuple(self.params[i] for i in wanted))
         if given is None or len(given) == len(self.in_idx):
@@ -110,7 +108,7 @@ class KernelArguments:
         return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
 
     def _fill_inputs(self, given: list[Any] | None) -> None:
-        """Copy the given inputs between guards, and draw the others. Given inputs' shapes bind symbolic dimensions."""
+        """Copy given inputs between guards, and draw the other inputs. Given shapes determine symbolic dimensions."""
         import torch
 
         device = self.guards.device
@@ -129,7 +127,7 @@ class KernelArguments:
                 self.values[i] = value  # a scalar
 
     def _placed(self, i: int, value: Any) -> Any:
-        """Return a given input on the device, with the strides that the kernel takes. Raises `InputsMisfit`."""
+        """Return a given input on the device, with strides that fit the parameter. Raises `InputsMisfit`."""
         import torch
 
         param, device = self.params[i], self.guards.device
@@ -142,12 +140,12 @@ class KernelArguments:
             bind_dimensions([param], [value], self._sizes)
         except (TypeError, ValueError) as error:
             own = "supply_prog" if self._work.like_tilelang else "inputs=lambda parameters: …"
-            hint = f". If this depends on the configuration, use {own}"
+            hint = f". If the inputs depend on the configuration, use {own}"
             raise InputsMisfit(f"Workload {self._work.name}: inputs do not fit: {error}{hint}") from None
         return value
 
     def _make_outputs(self, given: Sequence[tuple[int, Any]]) -> None:
-        """Allocate the outputs. Tensors given for outputs bind the symbolic dimensions that only outputs have."""
+        """Allocate the outputs. If only outputs have a symbolic dimension, `given` determines the dimension's size."""
         for i, tensor in given:
             for want, got in zip(self.params[i].shape or (), getattr(tensor, "shape", ()), strict=False):
                 if isinstance(want, str):
@@ -159,7 +157,7 @@ class KernelArguments:
             self._allocate(i, torch_dtype(param.dtype), shape, strides)
 
     def _set_up(self) -> tuple[int, ...]:
-        """Zero the inputs named by `zero`, and call the workload's `setup`. Return the positions that it changed."""
+        """Zero the inputs that `zero` names. Call the workload's `setup`, and return positions of changed inputs."""
         for i in self.zero:
             if i in self.in_idx:
                 self._memory[i].zero_()
@@ -176,18 +174,18 @@ class KernelArguments:
 
     @property
     def described(self) -> str:
-        """Describe, for messages, how many outputs and inputs there are, and why."""
+        """Describe, for messages, how many outputs and inputs the kernel has, and what made parameters outputs."""
         named, outs, ins = self._work.out_idx, len(self.out_idx), len(self.in_idx)
         places = f" (parameter{'s' * (outs > 1)} {', '.join(map(str, self.out_idx))})" if outs else ""
         why = "" if named is None else f", by out_idx {list(named)}"
         if named is None and self.writes and not self.out_idx:
-            why = f": parameters {list(self.writes)} may be read, too; name outputs by out_idx= or zero="
+            why = f": the kernel may also read parameters {list(self.writes)}; name outputs with out_idx= or zero="
         return f"{outs} output{'s' * (outs != 1)}{places} and {ins} input{'s' * (ins != 1)}{why}"
 
     def still_holding(self, byte: int, among: Mapping[int, Any] | None = None) -> dict[int, Any]:
-        """Return a mask of the elements that still hold `byte`, for each output that has any, by the output's position.
+        """Return masks of output elements that still hold `byte`, by the output's position.
 
-        `among`: masks of the elements to look at; None for all. Outputs that are set to zero are left out.
+        `among`: masks of the elements to examine; None for all elements. Outputs that are set to zero are not examined.
         """
         masks = {}
         for i in [i for i in (self.out_idx if among is None else among) if i not in self.zero]:
@@ -199,8 +197,18 @@ class KernelArguments:
                 masks[i] = mask
         return masks
 
+    def take(self, other: KernelArguments) -> bool:
+        """Take over the inputs of `other`, and return whether any differ. Raises `WorkloadError` if shapes differ."""
+        differ, self._pristine = False, other._pristine
+        for i in self._pristine:
+            if self._memory[i].shape != other._memory[i].shape:
+                raise WorkloadError(f"Workload {self._work.name}: inputs must have the same shapes in each call")
+            differ |= not same_bits(self._memory[i], other._memory[i])
+            self._memory[i].copy_(other._memory[i])
+        return differ
+
     def fill_outputs(self, byte: int) -> None:
-        """Set every byte of the outputs to `byte`, but zero the outputs that `zero` names."""
+        """Set every byte of the outputs to `byte`, except that outputs named by `zero` are set to zero."""
         import torch
 
         for i in self.out_idx:
@@ -214,23 +222,23 @@ class KernelArguments:
         }
 
     def restore_inputs(self) -> set[int]:
-        """Undo a kernel's writes into its inputs. Return the positions of these inputs."""
+        """Undo a kernel's writes into its inputs. Return the positions of the inputs that the kernel wrote into."""
         changed = self.changed()
         for i in changed:
             self._memory[i].copy_(self._pristine[i])
         return changed
 
     def digest(self) -> str:
-        """Return the digest of a kernel's outputs and of the inputs that it may write into."""
+        """Return a digest of a kernel's outputs and of the inputs that the kernel may write into."""
         return digest_of_bits([self.values[i] for i in sorted({*self.out_idx, *self.writes})])
 
     def evidence(self) -> str:
-        """Return the digest of what candidates are judged by: the reference's tensors and the copies of the inputs."""
+        """Return a digest of the data that candidates are judged by: the reference's tensors and copies of inputs."""
         pristine = [value for value in self._pristine.values() if value.device.type == self.guards.device]
         return digest_of_bits([*(self.expected or {}).values(), *pristine])
 
     def restorer(self, changed: Collection[int]) -> Callable[[], None] | None:
-        """Return a function that restores the `changed` and the named parameters; None without such parameters."""
+        """Return a function that restores the parameters in `changed` and `named`; None if both are empty."""
         wanted = sorted({*changed, *self.named})
         if not wanted:
             return None
@@ -250,12 +258,12 @@ class KernelArguments:
         return [self._copy(i) for i in self.in_idx]
 
     def fresh(self, others: Mapping[int, Any] | None = None) -> list[Any]:
-        """Return arguments for a reference, in order: copies of the inputs, fresh outputs, and `others` by position."""
+        """Return a reference's arguments in order: new outputs and copies of inputs, with `others` in their places."""
         known = {**dict(zip(self.in_idx, self.copies(), strict=True)), **(others or {})}
         return [known[i] if i in known else self._fresh_output(i) for i in range(len(self.params))]
 
     def _fresh_output(self, i: int) -> Any:
-        """Return a new output: a copy of the tensor given for it if nobody names outputs, or else zeros."""
+        """Return a new output: a copy of the tensor that the user supplied for the output, or else zeros."""
         import torch
 
         fresh, given = torch.zeros_like(self.values[i]), self.supplied.get(i)
@@ -269,14 +277,14 @@ class KernelArguments:
 
 
 def _copy_to_host(value: Any) -> Any:
-    """Return a copy of a tensor in the host's memory, pinned so that copying it back is fast."""
+    """Return a copy of a tensor in the host's memory. The memory is pinned, so copying the tensor back is fast."""
     import torch
 
     return torch.empty_like(value, device="cpu", pin_memory=torch.cuda.is_available()).copy_(value)
 
 
 def user_name(work: Workload, what: str) -> str:
-    """Return the name of a user's function or inputs for messages: tilelang's name if tilelang's tuner was used."""
+    """Return the name of `what` for messages. If the workload comes from tilelang's tuner, use tilelang's own name."""
     inputs = "set_autotune_inputs" if isinstance(work.inputs, GivenTensors) else "supply_prog"
     names = {"the reference": "ref_prog", "the check": "manual_check_prog"}
     return names.get(what, inputs) if work.like_tilelang else what
@@ -298,7 +306,7 @@ def _given_inputs(work: Workload, in_params: tuple[KernelParam, ...]) -> list[An
         answer = inputs(**named)
         return [answer] if answer is None or getattr(answer, "shape", None) is not None else list(answer)
 
-    hint = "" if work.like_tilelang else f"it can take these by name: {', '.join([*work.arguments, 'parameters'])}"
+    hint = "" if work.like_tilelang else f"available arguments: {', '.join([*work.arguments, 'parameters'])}"
     return ask(f"Workload {work.name}: {user_name(work, 'inputs')}", given, hint)
 
 
@@ -309,10 +317,11 @@ def drawn(
     supply: str | None = None,
     strides: Sequence[int] | None = None,
 ) -> Any:
-    """Return a tensor of random data, contiguous or with `strides`.
+    """Return a tensor of random data, which is contiguous unless `strides` are given.
 
-    `supply`: the name of a member of tilelang's `TensorSupplyType`, in lower case, or None. For None, floats have the
-    standard normal distribution; integers are from -8 to 7, but from -2 to 2 for a name. Unsigned integers start at 0.
+    `supply`: the name of a member of tilelang's `TensorSupplyType`, in lower case, or None. If `supply` is None, floats
+    have the standard normal distribution, and integers are from -8 to 7. If `supply` is a name, integers are from -2
+    to 2. Unsigned integers start at 0 in both cases.
     """
     import torch
 
@@ -342,14 +351,11 @@ def drawn(
 
 
 TO_DRAW = object()
-"""Placeholder for an input to draw."""
+"""Placeholder for an input that atune draws at random."""
 
 
 class DrawnInputs:
-    """Inputs to draw, with `symbols` as the sizes of symbolic dimensions.
-
-    `scalars`: the values of scalar parameters, in order.
-    """
+    """Inputs that atune draws at random. `symbols`: sizes of symbolic dimensions. `scalars`: scalar inputs in order."""
 
     cache_identity = "inputs as described by the problem"
 
@@ -362,10 +368,10 @@ class DrawnInputs:
 
 
 class GivenTensors:
-    """An `inputs` function that returns these tensors, with their values at the time the workload is sent to workers.
+    """An `inputs` function that returns `tensors` with the values that they have when the workload is sent to workers.
 
-    `metadata` identifies the inputs: dtypes, shapes and strides of tensors, and the values of scalars and of tensors
-    of integers or booleans, since lengths, indices and masks decide what a kernel does.
+    `metadata` identifies the inputs by dtypes, shapes, strides and the values of scalars. Tensors of integers or
+    booleans are also identified by their values, because lengths, indices and masks decide what a kernel does.
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
@@ -380,7 +386,7 @@ class GivenTensors:
         ]
 
     def discard(self) -> None:
-        """Forget the tensors, which nobody needs any more."""
+        """Forget the tensors when they are no longer needed."""
         self._values = []
 
     def __call__(self) -> list[Any]:
@@ -388,27 +394,28 @@ class GivenTensors:
 
 
 def _content(tensor: Any) -> str:
-    """Return a hash of the values in a tensor of integers or booleans in the CPU's memory; empty for other tensors."""
+    """Return a hash of the values of a CPU tensor if they are integers or booleans; empty for other values."""
     whole = not (tensor.is_floating_point() or tensor.is_complex())
     return hashlib.sha256(tensor.resolve_neg().contiguous().numpy()).hexdigest() if whole else ""
 
 
 class CallInputs(GivenTensors):
-    """The tensors that the kernel was called with, for tuning on the same data."""
+    """The tensors of the user's call, so that tuning uses the same data as the call."""
 
     cache_identity = "inputs of the call"
 
 
 def sized(dimensions: Sequence[int | str] | None, sizes: Mapping[str, int]) -> list[int]:
-    """Return dimensions as numbers. Raises `InputsMissing` for a symbolic dimension without a size."""
+    """Return dimensions as numbers. Raises `InputsMissing` if the size of a symbolic dimension is not known."""
     return [_size(d, sizes) if isinstance(d, str) else d for d in dimensions or ()]
 
 
 def _size(text: str, sizes: Mapping[str, int]) -> int:
     if (size := size_of(text, sizes)) is None:
         raise InputsMissing(
-            f"dimension {text!r} is symbolic, and its size is unknown: give tensors of the size to tune for, such as "
-            "Workload(…, inputs=[torch.randn(4096, 64)]). If only outputs have it, give tensors for all parameters"
+            f"dimension {text!r} is symbolic, and its size is unknown: give tensors with the size to tune for, such as "
+            "Workload(…, inputs=[torch.randn(4096, 64)]). "
+            "If only outputs have the dimension, give tensors for all parameters"
         )
     return size
 
@@ -421,10 +428,10 @@ class _Guard(NamedTuple):
 
 
 class Guards:
-    """Allocates tensors with a guard on each side, and tells which guard was written into.
+    """Allocates tensors with a guard on each side, and describes writes into the guards.
 
-    Each parameter has its own pattern, so that a kernel that copies one guard into another is detected, too. Each
-    tensor takes `ALIGN_BYTES` and twice `GUARD_BYTES` of memory in addition. All patterns together take `GUARD_BYTES`.
+    Each parameter's guards have their own pattern, which also reveals a kernel that copies one guard into another. Each
+    tensor takes `ALIGN_BYTES` and twice `GUARD_BYTES` of extra memory. All patterns together take `GUARD_BYTES`.
     """
 
     def __init__(self, device: str, n_params: int) -> None:
@@ -438,7 +445,7 @@ class Guards:
         self._pattern = pattern.to(device)
 
     def allocate(self, position: int, count: int, dtype: Any) -> Any:
-        """Return a flat, uninitialised tensor of `count` elements for the parameter at `position`, between guards."""
+        """Return a flat, uninitialised tensor of `count` elements, between guards, for the parameter at `position`."""
         import torch
 
         n = count * dtype.itemsize
@@ -458,7 +465,7 @@ class Guards:
             guard.zone.copy_(guard.pattern)
 
     def damage(self) -> str:
-        """Wait for the device, and describe the writes beyond parameters: on which side, and how far. Empty if none."""
+        """Wait for the device, and describe writes into guards: on which side, and how far. Empty if there are none."""
         import torch
 
         if not self._guards:  # no parameter is a tensor

@@ -1,4 +1,4 @@
-"""Bits of a candidate's outputs: whether every call gives the same bits, and digests for inputs of other seeds."""
+"""Digests of candidates' outputs: whether all calls give the same digest, and the digests for inputs of other seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atune.stages.session import workload
 
 
 class BitsObserver(Observer):
-    """Adds the digest of a candidate's outputs to its measurement, and whether each call gave the same digest."""
+    """Adds to a candidate's measurement the digest of its outputs, and whether every call gave the same digest."""
 
     def __init__(self) -> None:
         self._digests: list[str] = []
@@ -33,7 +33,7 @@ class BitsObserver(Observer):
 
 
 def digests(job: BitsJob) -> Bits:
-    """Call each artifact on inputs drawn with other seeds, and return the digests of its unchecked outputs."""
+    """Call each artifact on inputs of other seeds. Return the digests of the outputs, which are not checked."""
     benchmark.release()
     drawn = workload().inputs is None or isinstance(workload().inputs, DrawnInputs)
     by_seed = [_of_seed(job, seed) for seed in (job.seeds if drawn else ())]
@@ -41,7 +41,7 @@ def digests(job: BitsJob) -> Bits:
 
 
 def _of_seed(job: BitsJob, seed: int) -> list[str]:
-    """Return the digest of each artifact's outputs for the inputs of one seed. Free these inputs afterwards."""
+    """Return the digest of each artifact's outputs for the inputs of one seed. Free the inputs at the end."""
     digests, arguments, made = list[str](), None, None
     for artifact in job.artifacts:
         form = artifact.params, fitting(artifact.roles, job.roles)

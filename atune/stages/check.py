@@ -1,4 +1,4 @@
-"""Check outputs: run the reference, compare a candidate's outputs with the reference's, or ask the user's check."""
+"""Check a candidate's outputs: compare them with the outputs of the reference, or call the user's check."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RTOL = {
     "float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2,
     "float8_e4m3fn": 0.125, "float8_e5m2": 0.25, "complex128": 1e-9, "complex64": 1e-4,
 }  # fmt: skip
-"""Default relative tolerance by output dtype: some units in the last place, with room for another order of summation.
-The default absolute tolerance is this number times the reference's `usual_sizes`, and so follows the values' scale."""
+"""Default relative tolerance by output dtype: a few units in the last place, with room for another summation order.
+The default absolute tolerance is the relative tolerance times the reference's `usual_sizes`."""
 LONG = 32
-"""Smallest length of a row or column that has its own usual size."""
+"""Smallest length for which a row or column gets its own usual size."""
 DRAWN_OF_LINE, DRAWN_OF_ALL = 64, 1 << 16
-"""A usual size is estimated from at most this many values: of a row or column, and of a whole tensor."""
+"""Largest numbers of values from which usual sizes are estimated: for a row or column, and for a whole tensor."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -40,20 +40,20 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 
 class Expected(dict[int, Any]):
-    """The tensors that the reference returned or wrote into, by the position of the kernel's parameter."""
+    """Tensors that the reference returned or wrote into, by the position of their kernel parameter."""
 
     @functools.cached_property
     def sizes(self) -> dict[int, list[Any]]:
-        """The usual sizes of each tensor's values, by position."""
+        """Usual sizes of the values in each tensor, by the tensor's position."""
         return {i: usual_sizes(tensor) for i, tensor in self.items() if tensor.numel()}
 
 
 def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | None:
-    """Run the reference on copies of the inputs, and return its tensors; None if the reference itself judges outputs.
+    """Run the reference on copies of the inputs, and return its tensors; None if the reference judges outputs itself.
 
-    The reference returns the outputs, in order, or all parameters that the kernel may write into. If it takes every
-    parameter and returns nothing, it writes into the outputs. If it writes into inputs, the kernel must do the same.
-    Raises `WorkloadError` if the reference raises, or returns something else.
+    The reference must return the outputs in order, or all parameters that the kernel may write into. A reference that
+    takes every parameter may instead write into the outputs. If the reference writes into inputs, the kernel must write
+    the same values. Raises `WorkloadError` if the reference raises an error or returns anything else.
     """
     import torch
 
@@ -62,7 +62,7 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | N
     if _judges(work, arguments):
         return None
     out_idx, positions, given = arguments.out_idx, reference_positions(work, arguments), arguments.fresh()
-    hint = f"it gets the kernel's inputs; the kernel has {arguments.described}"
+    hint = f"the function gets the kernel's inputs; the kernel has {arguments.described}"
     name = f"Workload {work.name}: {user_name(work, 'the reference')}"
     answer = ask(name, lambda: reference(*[given[i] for i in positions]), hint)
     tensors = list(answer) if isinstance(answer, (tuple, list)) else [] if answer is None else [answer]
@@ -91,7 +91,7 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | N
 
 
 def _judges(work: Workload, arguments: KernelArguments) -> bool:
-    """Tell whether a `ref_prog` judges outputs: it returns a boolean for wrong outputs, or raises."""
+    """Tell whether a `ref_prog` judges outputs itself: for wrong outputs, it returns a boolean or raises an error."""
     function: Any = work.reference
     n = len(arguments.params)
     if not work.like_tilelang or work.check is not None or len(reference_positions(work, arguments)) != n:
@@ -121,7 +121,7 @@ def accepts(function: Any, n: int) -> bool:
 
 
 def reference_positions(work: Workload, arguments: KernelArguments) -> Sequence[int]:
-    """Return the parameters that the reference takes: inputs, all parameters, or inputs that the kernel only reads."""
+    """Return positions of the reference's arguments: inputs, all parameters, or inputs that the kernel only reads."""
     pure = [i for i in arguments.in_idx if i not in arguments.writes]
     ways: list[Sequence[int]] = [arguments.in_idx, range(len(arguments.params)), pure]
     ways.insert(0, ways[1] if arguments.roles.unnamed else ways[0])  # the choice of tilelang's tuner
@@ -129,7 +129,7 @@ def reference_positions(work: Workload, arguments: KernelArguments) -> Sequence[
 
 
 Unwritten = dict[int, Any]
-"""Masks of the output elements that a call did not write, by the position of the kernel's parameter."""
+"""Masks of output elements that a call did not write, by the position of their kernel parameter."""
 
 
 def judged(
@@ -137,7 +137,7 @@ def judged(
 ) -> tuple[Mismatch | None, float | None]:
     """Judge the outputs. Return the mismatch, if any, and the largest absolute difference, if it is known.
 
-    Unwritten elements are a mismatch even without a reference and a check.
+    Unwritten elements are a mismatch even if the workload has neither a reference nor a check.
     """
     wrong, worst = None, None
     if work.check is None and expected is not None:
@@ -156,13 +156,13 @@ def _unwritten_of(label: str, mask: Any) -> str:
 
 
 class _Objection(Exception):
-    """A check, or a reference that judges outputs, raised: the message is its objection to a candidate."""
+    """A check, or a reference that judges outputs, raised an error. The message says why the outputs are wrong."""
 
 
 def _checked(
     work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> Mismatch | None:
-    """Ask the judge: None and True accept the outputs, False and NaN refuse them. Raises `WorkloadError` for others."""
+    """Call the judge: None and True accept outputs, False and NaN reject them. Other answers raise `WorkloadError`."""
     check: Any = work.check
     name = user_name(work, "the reference" if check is None else "the check")
     outputs = {i: arguments.values[i] for i in expected or arguments.out_idx or arguments.writes}
@@ -189,7 +189,7 @@ def _checked(
 
 
 def _accepted(name: str, judge: Any, answer: Any) -> bool | None:
-    """Tell whether a judge's answer accepts the outputs; None if it is NaN. Raises `WorkloadError` with `name`."""
+    """Tell whether a judge's answer accepts the outputs; None for NaN. Raises `WorkloadError` for other answers."""
 
     def raised(error: BaseException) -> WorkloadError:
         why = f", and converting it to bool raised {name_and_message(error)}"
@@ -204,7 +204,7 @@ def _accepted(name: str, judge: Any, answer: Any) -> bool | None:
 
 
 def _refused(why: str, arguments: KernelArguments, outputs: dict[int, Any], unwritten: Unwritten) -> Mismatch:
-    """Return the mismatch of outputs that a judge refuses. The mismatch names any unwritten or non-finite elements."""
+    """Return the mismatch for outputs that a judge rejected. The message names any unwritten or non-finite output."""
     import torch
 
     for i, output in outputs.items():
@@ -216,7 +216,7 @@ def _refused(why: str, arguments: KernelArguments, outputs: dict[int, Any], unwr
 
 
 def _passes_nan(judge: Any, arguments: KernelArguments, outputs: dict[int, Any]) -> bool:
-    """Tell whether a reference that judges accepts outputs that are all NaN."""
+    """Tell whether a reference that judges outputs accepts outputs full of NaN."""
     wrong = {i: v.mul(math.nan) if v.dtype.is_floating_point else v for i, v in outputs.items()}
     try:
         answer = judge(*arguments.fresh(wrong))
@@ -226,7 +226,7 @@ def _passes_nan(judge: Any, arguments: KernelArguments, outputs: dict[int, Any])
 
 
 def _objection(name: str, error: BaseException, outputs: dict[int, Any]) -> str:
-    """Describe the error that a check raised. Raises a device's error again, because it has its own failure kind."""
+    """Describe the error that a check raised. A device error is raised again, because it has its own failure kind."""
     on_device = any(getattr(value, "is_cuda", False) for value in outputs.values())
     if on_device and isinstance(error, RuntimeError) and kind_of(error) != "launch":
         raise error
@@ -240,7 +240,7 @@ def _objection(name: str, error: BaseException, outputs: dict[int, Any]) -> str:
 def compare(
     work: Workload, arguments: KernelArguments, expected: Expected, unwritten: Unwritten
 ) -> tuple[Mismatch | None, float]:
-    """Compare the kernel's outputs with the reference's tensors, elementwise. Unwritten elements are wrong."""
+    """Compare the kernel's outputs with the reference's tensors element by element. Unwritten elements are wrong."""
     worst = 0.0
     for i in sorted(expected):
         wrong, difference = _compared(work, arguments.labels[i], arguments.values[i], expected, i, unwritten.get(i))
@@ -273,7 +273,7 @@ def _compared(
 
 
 class Pair(NamedTuple):
-    """An output and its reference, in their own dtypes and in a wide one to subtract in; a mask of written elements."""
+    """An output and its reference, in their own dtypes and in a wide dtype for subtraction. `written` is a mask."""
 
     out: Any
     ref: Any
@@ -297,14 +297,14 @@ def _wide(out: Any, ref: Any) -> tuple[Any, Any]:
 
 
 class Tolerance(NamedTuple):
-    """Allowed difference: `rtol` times the reference's value, plus the largest of `atols` (broadcast to its shape)."""
+    """Allowed difference: `rtol` times the reference's value, plus the largest of `atols` at the value's position."""
 
     rtol: float
     atols: list[Any]
 
 
 def _tolerance(work: Workload, pair: Pair, expected: Expected, i: int) -> Tolerance:
-    """Return the workload's tolerance, or by default the tolerance for the dtype and the values' usual sizes."""
+    """Return the workload's tolerance. The default depends on the output's dtype and on the usual sizes of values."""
     import torch
 
     name = str(pair.out.dtype).removeprefix("torch.")
@@ -328,7 +328,7 @@ def _differing(pair: Pair, tolerance: Tolerance) -> tuple[Any, float]:
 
 
 def _described(label: str, pair: Pair, tolerance: Tolerance, bad: Any, worst: float) -> Mismatch:
-    """Describe a wrong output: the first wrong element, the number of them, and the largest difference."""
+    """Describe a wrong output: the first wrong element, the number of wrong elements, and the largest difference."""
     out, ref, got, want, written = pair
     count, place = int(bad.sum().item()), tuple(int(i) for i in bad.nonzero()[0])
     if int((~written).sum().item()) == count:
@@ -347,7 +347,7 @@ def _described(label: str, pair: Pair, tolerance: Tolerance, bad: Any, worst: fl
 
 
 def usual_sizes(tensor: Any) -> list[Any]:
-    """Return the usual sizes of a tensor's values, of each row's and each column's, in shapes that broadcast to it.
+    """Return usual sizes for a whole tensor, for each row, and for each column, in shapes that broadcast to the tensor.
 
     An element's rounding error grows with the values of its row or column, and rows or columns may differ in scale.
     """
@@ -361,10 +361,10 @@ def usual_sizes(tensor: Any) -> list[Any]:
 
 
 def _usual(values: Any, most: int) -> Any:
-    """Return the usual size of the finite values along the first dimension, estimated from at most `most` of them.
+    """Return the usual size of the finite values along the first dimension, estimated from at most `most` values.
 
-    It is the values' root mean square, but limited, so that a few large values do not decide it. The limit is the
-    root mean square of normally distributed values with the same lower quartile of nonzero absolute values.
+    The usual size is the root mean square, but has an upper limit, so that a few large values do not dominate. The
+    limit is estimated from the lower quartile of nonzero absolute values, as if values were normally distributed.
     """
     import torch
 

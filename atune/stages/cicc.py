@@ -1,6 +1,6 @@
-"""A worker's side of compiling with pre-parsed headers: cicc's server compiles the rest of a source.
+"""The worker's part of compiling with parsed headers: a worker sends the rest of a source to cicc's server.
 
-See `cicc_server` for the server. If cicc cannot compile a source, nvcc does, and the artifact gives the reason.
+See `cicc_server` for the server. If cicc cannot compile a source, nvcc compiles it, and the artifact gives the reason.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ from atune.workers.artifact_store import StateCheck, contents_of, key_in, rememb
 
 CUT = "#pragma atune_cut"
 VERSION = 1
-"""Increase this number with every change after which cicc may generate different code."""
+"""Increase this number with every change of atune that may make cicc generate different code."""
 TILELANG = ("0.1.15",)
-"""Versions of tilelang whose headers and compile commands are known."""
+"""Versions of tilelang whose headers and compile commands atune knows."""
 POLL_S = 0.02
 """Seconds between two checks whether the server is ready."""
 
 
 def tools_or_reason(target: Target) -> tuple[str, str]:
-    """Return a key of the compilers behind nvcc, or the reason that cicc cannot be used for `target` here."""
+    """Return a key of the compilers that nvcc runs, and the reason not to use cicc for `target`. One text is empty."""
     if target.kind != "cuda":
-        return "", f"it is for CUDA, but the target is {target.kind}"
+        return "", f"cicc compiles only for CUDA, but the target is {target.kind}"
     if tilelang.__version__ not in TILELANG:
-        return "", f"it is known to work with tilelang {', '.join(TILELANG)} only, not {tilelang.__version__}"
+        return "", f"cicc is known to work only with tilelang {', '.join(TILELANG)}, not with {tilelang.__version__}"
     if not (shutil.which("gcc") or shutil.which("cc")):
-        return "", "gcc is missing, which builds its server"
+        return "", "cicc's server cannot be built without gcc, which is missing"
     if why := nvcc_only_reason({}):
         return "", why
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +79,7 @@ def tools_or_reason(target: Target) -> tuple[str, str]:
 
 
 def with_use(lowered: Lowered) -> Lowered:
-    """Return `lowered` with a key of the header parts that its source uses; without a key if cicc cannot compile it."""
+    """Add a key of the header parts that a source uses to `lowered`. If cicc cannot compile the source, add no key."""
     if session().target.kind != "cuda" or not lowered.blob:
         return lowered
     blob = msgspec.msgpack.decode(lowered.blob, type=Blob)
@@ -98,7 +98,7 @@ def with_use(lowered: Lowered) -> Lowered:
 
 
 def headers_of(artifact: Artifact) -> tuple[tuple[str, ...], str]:
-    """Return the headers that the run's server reads for a library's source, and the digest of their contents.
+    """Return the header files that the run's server reads for a library's source, and a digest of their contents.
 
     Raises `CiccError`, `ValueError` and `OSError`.
     """
@@ -107,7 +107,7 @@ def headers_of(artifact: Artifact) -> tuple[tuple[str, ...], str]:
 
 
 def with_state(lowered: Lowered, artifact: Artifact) -> Artifact:
-    """Return `artifact`, which was built from `lowered`, with its compiler state and its key in the artifact store."""
+    """Return `artifact`, built from `lowered`, with the compiler state and the library's key in the artifact store."""
     if artifact.plain:
         return artifact
     try:
@@ -120,7 +120,7 @@ def with_state(lowered: Lowered, artifact: Artifact) -> Artifact:
 
 @functools.cache
 def headers_read(server: str, includes: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Return the headers that the server in the folder `server` reads for `includes`, and the digest of their contents.
+    """Return the files that the server in the folder `server` reads for `includes`, and a digest of these files.
 
     Raises `CiccError` and `OSError`.
     """
@@ -134,7 +134,7 @@ def headers_read(server: str, includes: tuple[str, ...]) -> tuple[tuple[str, ...
 
 
 def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
-    """Compile by cicc, if the compile service has linked its server in the run's folder; otherwise by nvcc.
+    """Compile by cicc if the compile service has linked a server into the run's folder. Otherwise, compile by nvcc.
 
     Raises the errors of nvcc.
     """
@@ -152,7 +152,7 @@ def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
 
 
 def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
-    """Compile `source` by the server that is linked in `run_dir`, and return the binary. Raises `CiccError`."""
+    """Let the server that is linked in `run_dir` compile `source`, and return the binary. Raises `CiccError`."""
     parsed = _parsed(os.path.join(run_dir, FOLDER, TOOLS))
     if flavour != parsed.flavour:
         raise CiccError(f"its headers are parsed for {parsed.flavour.arch}, fast_math={parsed.flavour.fast_math}")
@@ -165,7 +165,7 @@ def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
 
 
 def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
-    """Return a file with `includes`, preprocessed as if they followed the parsed headers. All workers share it."""
+    """Preprocess `includes` as if they followed the parsed headers. Return the file, which all workers share."""
     name = f"more-{hashlib.sha256(repr(includes).encode()).hexdigest()[:16]}"
     path = os.path.join(os.path.realpath(server), f"{name}.ii")
     with open(f"{path}.lock", "wb") as lock:
@@ -214,7 +214,7 @@ def _body(source: str, parsed: Parsed, server: str) -> str:
         if used:
             definitions = wgmma.definitions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, used)
             if not definitions:
-                raise CiccError("CUTLASS does not define a wgmma instruction of the source")
+                raise CiccError("CUTLASS does not define a wgmma instruction that the source uses")
             added += definitions
     return f'{added}#line 1 "{NAME}"\n{rest}'
 
@@ -223,10 +223,10 @@ def _body(source: str, parsed: Parsed, server: str) -> str:
 
 
 def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Failure:
-    """Elaborate, lower and generate `candidate` anew, compile it by nvcc, link it, and compare the result with `built`.
+    """Build `candidate` again from its kernel function, but with nvcc, and compare the new library with `built`.
 
-    The comparison is kept for the compiler state of `built`, if this machine is in that state. Raises the errors of
-    elaborating and lowering. Returns a `Failure` if a compiler refuses the source.
+    If this machine is in the compiler state of `built`, the comparison is stored for that state. Raises the errors of
+    elaborating and lowering. Returns a `Failure` if a compiler rejects the source.
     """
     lowered = with_use(lower(candidate))
     (plain,) = answer([lowered], path)
@@ -275,8 +275,8 @@ def _compare(group: Sequence[Lowered], source: str, flavour: Flavour, plain: Fut
 def difference(measured: Artifact, plain: Artifact) -> str:
     """Name the part in which two libraries of a candidate differ; empty if sources and code sections are the same.
 
-    The sources are the device's and the host's. For target ``c`` only sources are compared, because g++ compiles both
-    libraries. The host's half of a CUDA library is compared only by its source.
+    The function compares the sources of device code and of host code. For CUDA, the compiled device code is compared as
+    well. For target ``c``, comparing the sources is enough, because g++ compiles both libraries.
     """
     if measured.source_key != plain.source_key:
         return "the generated source"

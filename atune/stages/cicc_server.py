@@ -1,14 +1,14 @@
-"""A server that runs cicc, the compiler inside nvcc: it parses the headers once, and forks a child for every library.
+"""A server for cicc, the compiler inside nvcc. The server parses headers once, and forks a child for every library.
 
-nvcc preprocesses a source, passes it to cicc, and passes cicc's PTX to ptxas. The time for this goes almost entirely
-into tilelang's headers and those that they include, so the server preprocesses and parses all of them once. With
-`cicc_server.c` preloaded, cicc waits at the point where the kernels begin, and each child that it forks continues with
-other kernels. The code is therefore the same as nvcc's, byte for byte. (NVRTC's code would differ, because it keeps
-addresses of shared memory in 64 bits. Parsed headers that a library does not include may add one-byte variables.)
+nvcc preprocesses a source, passes the text to cicc, and passes cicc's PTX to ptxas. Almost all of the time is spent on
+headers, so the server preprocesses and parses all headers once. With `cicc_server.c` preloaded, cicc stops where the
+kernels begin, and each child that cicc forks continues with other kernels. The code is therefore byte for byte the same
+as nvcc's code. (NVRTC's code would differ, because NVRTC keeps addresses of shared memory in 64 bits. If a parsed
+header is not included by a library, the header may add one-byte variables to the library.)
 
-Two parts are omitted from the parsed text: Hopper's instructions, which each library adds if it uses them (see
-`cicc_source`), and headers of the C++ library that only host code needs. If a library needs an omitted part, cicc
-fails, and nvcc compiles the library.
+The parsed text omits the headers of the C++ library that only host code needs. The text also omits instructions of
+Hopper, but each library adds the instructions that it uses (see `cicc_source`). If a library needs anything else that
+is omitted, cicc fails, and nvcc compiles the library.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
 """Files in a request's folder: the kernels, the PTX, and cicc's output. `cicc_server.c` repeats the names."""
 FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
-"""Names: of the link in a run's folder to a server's folder; of the socket and of `Parsed` in the server's folder."""
+"""Names of the link in a run's folder to a server's folder, and of the socket and `Parsed` in the server's folder."""
 NAME = "tvm_kernels.cu"
 """tilelang's name for a source."""
 MAIN, HEADERS, LOG, PRELOADED = "kernels.ii", "headers.ii", "log", "server.so"
-"""Files in the server's folder: cicc's source, the preprocessed headers, cicc's output, and the preloaded library."""
+"""Files in the server's folder: the source for cicc, the preprocessed headers, cicc's output for the headers, and the
+preloaded library."""
 _HOST_ONLY = (
     "_BACKWARD_AUTO_PTR_H", "_GLIBCXX_ALGORITHM", "_GLIBCXX_BITS_SPECFUN_H", "_GLIBCXX_FUNCTIONAL", "_GLIBCXX_IOMANIP",
     "_GLIBCXX_IOS", "_GLIBCXX_IOSTREAM", "_GLIBCXX_ISTREAM", "_GLIBCXX_MEMORY", "_GLIBCXX_MUTEX", "_GLIBCXX_OSTREAM",
@@ -60,23 +61,23 @@ _HOST_ONLY = (
     "_SHARED_PTR_H", "_STL_UNINITIALIZED_H", "_STREAMBUF_ITERATOR_H", "_STREAM_ITERATOR_H", "_UNIQUE_PTR_H",
     "_USES_ALLOCATOR_ARGS",
 )  # fmt: skip
-"""Include guards of the GNU C++ library's headers that CUDA and CUTLASS include for host code. Defining them omits the
-headers, which halves the time that a library takes."""
+"""Include guards of headers that CUDA and CUTLASS include from the GNU C++ library for host code. Defining the guards
+omits the headers, which halves the compile time of a library."""
 _FOR_THE_HOST = {
     "--include_file_name", "--module_id_file_name", "--gen_c_file_name", "--stub_file_name", "--gen_device_file_name",
 }  # fmt: skip
-"""Options of cicc, each with a value, that name output files for host code."""
+"""Options of cicc whose values are the names of output files for host code."""
 _READ = re.compile(rb'^# \d+ "(/[^"]+)"', re.MULTILINE)
 """A line in which the preprocessor names a file that it reads."""
 _EMPTY = 'extern "C" __global__ void atune_empty() {}\n'
 
 
 class CiccError(Exception):
-    """cicc's server is gone, cannot be used, or refused a source. The message says why, or is cicc's output."""
+    """cicc's server has ended, cannot be used, or rejected a source. The message is the reason or cicc's output."""
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """The commands that an nvcc command runs, without the names of their files, and their environment."""
+    """The commands that an nvcc command runs, without file names, and the environment of these commands."""
 
     preprocess: tuple[str, ...]
     cicc: tuple[str, ...]
@@ -85,7 +86,7 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """Headers that a server has parsed, each as ``<file>``; the macros that were defined; and the tools."""
+    """The headers that a server has parsed, as ``<file>``, the macros that were defined, and the tools that ran."""
 
     flavour: Flavour
     includes: tuple[str, ...]
@@ -98,7 +99,7 @@ class Parsed(msgspec.Struct, frozen=True):
 
 
 def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
-    """Return nvcc's command for a binary, without files, with the options of ``tilelang_callback_cuda_compile``."""
+    """Return an nvcc command with the options of ``tilelang_callback_cuda_compile`` for a binary, but no file names."""
     installed = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), "g++")
     compiler = os.environ.get("CXX") or os.environ.get("CC") or installed
     command = [tilelang.nvcc(), f"-ccbin={compiler}", "--cubin", "-O3"]
@@ -107,7 +108,7 @@ def nvcc_command(flavour: Flavour, folders: Sequence[str]) -> list[str]:
 
 
 def tools_of(command: Sequence[str], folder: str) -> Tools:
-    """Return the programs that nvcc runs for `command`. Raises `CiccError` if they are not the known programs."""
+    """Return the programs that nvcc runs for `command`. Raises `CiccError` if nvcc runs unknown programs."""
     source, output = os.path.join(folder, NAME), os.path.join(folder, "kernels.cubin")
     Path(source).touch()
     dry = [command[0], "--dryrun", *command[1:], "-o", output, source]
@@ -155,9 +156,9 @@ def _without(command: Sequence[str], words: Collection[str], options: Collection
 
 
 class Server:
-    """A cicc process that has parsed `includes` for `flavour`. Making one may raise `CiccError` or `OSError`.
+    """A cicc process that has parsed `includes` for `flavour`. The constructor may raise `CiccError` or `OSError`.
 
-    `folder`: holds the server's files, its socket and `Parsed`. cicc ends no later than the process that started it.
+    `folder`: holds the server's files, its socket and `Parsed`. cicc ends at the latest with the process that made it.
     """
 
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str) -> None:
@@ -166,7 +167,7 @@ class Server:
         if f"<{WGMMA}>" in includes:
             without = without_instructions(where.TILELANG_TEMPLATE_PATH, where.CUTLASS_INCLUDE_DIR, folder)
             if without is None:
-                raise CiccError("tilelang's headers for Hopper differ from the known ones")
+                raise CiccError("tilelang's headers for Hopper are not a version that atune knows")
             folders.insert(0, without)
         tools = tools_of(nvcc_command(flavour, folders), folder)
         library = os.path.join(folder, PRELOADED)
@@ -191,7 +192,7 @@ class Server:
         return lives and flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
 
     def _start(self) -> None:
-        """Start cicc, and wait until it has parsed the headers and can compile. cicc's output goes to the folder."""
+        """Start cicc, and wait until it can compile kernels. cicc writes its output into the server's folder."""
         folder, parsed = self.folder, self.parsed
         preprocessed = os.path.join(folder, HEADERS)
         preprocess(parsed, parsed.text(), os.path.join(folder, "headers.cu"), preprocessed)
@@ -238,14 +239,14 @@ class Server:
 
 
 def files_of(preprocessed: Path) -> set[str]:
-    """Return the files that the preprocessor read to make the text `preprocessed`."""
+    """Return the files that the preprocessor read when it wrote the file `preprocessed`."""
     return set(map(os.fsdecode, _READ.findall(preprocessed.read_bytes())))
 
 
 def includes_for(arch: str) -> tuple[str, ...]:
     """Return the headers to parse before any kernel is known.
 
-    Every child processes all parsed headers, so headers that few kernels need would slow all libraries down.
+    Every child processes all parsed headers, so headers that few kernels need would slow down every compilation.
     """
     hopper = int(re.sub(r"\D", "", arch) or 0) >= 90
     names = (*(GUESS if hopper else GUESS_BEFORE_HOPPER), "copy.h")
@@ -258,7 +259,7 @@ def preprocess(parsed: Parsed, text: str, source: str, output: str) -> None:
 
 
 def run_tool(command: Sequence[str], tools: Tools) -> None:
-    """Run one of nvcc's programs, or gcc. Raises `CiccError` with the end of its output if it fails."""
+    """Run one of nvcc's programs, or gcc. If the program fails, raise `CiccError` with the end of its output."""
     environment = {**os.environ, **tools.environment}
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=environment
@@ -269,7 +270,7 @@ def run_tool(command: Sequence[str], tools: Tools) -> None:
 
 
 def ask(server: str, body: str, folder: str) -> bytes:
-    """Compile `body` in `folder` by the server in the folder `server`, and return the PTX. Raises `CiccError`."""
+    """Let the server in the folder `server` compile `body` in `folder`, and return the PTX. Raises `CiccError`."""
     Path(folder, BODY).write_text(body, encoding="utf-8")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
@@ -299,9 +300,10 @@ _servers: list[Server] = []
 
 
 def listen(payload: bytes) -> bytes:
-    """Entry point: link a server into a run's folder. msgpack of (blob, arch, folder) → empty, or why that fails.
+    """Entry point: link a server into a run's folder. msgpack of (blob, arch, folder) → empty, or a failure's reason.
 
-    `blob`: the blob of a lowered candidate. If no server fits its source, start one with the headers that it includes.
+    `blob`: the blob of a lowered candidate. If no server fits the candidate's source, start a server that parses the
+    headers of that source.
     """
     data, arch, folder = msgspec.msgpack.decode(payload, type=tuple[bytes, str, str])
     blob = msgspec.msgpack.decode(data, type=Blob)
@@ -332,7 +334,7 @@ def _end_with(cicc: int) -> None:
 
 
 def parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
-    """Parse `includes`, and the headers that most kernels include.
+    """Start a server that has parsed `includes` and the headers that most kernels include.
 
     Raises `CiccError` or `OSError` if cicc cannot be used.
     """

@@ -1,10 +1,10 @@
-"""tilelang's device sources for cicc: the headers that they include, and Hopper's instructions in them.
+"""tilelang's device sources for cicc: the headers that a source includes, and the Hopper instructions that it uses.
 
-CUTLASS defines a structure for each shape and type of a wgmma instruction: a thousand structures in 77,000 lines, of
-which a kernel uses one or two. `without_instructions` writes copies of the headers without these structures, and keeps
-all other lines in place. `definitions` returns the text of the instructions that a source names. Together they compile
-to the same bytes as the original headers, line information included. If a kernel needs another instruction, cicc
-fails, and nvcc compiles the kernel.
+CUTLASS defines a structure for each shape and type of a wgmma instruction. This makes a thousand structures in 77,000
+lines, but a kernel uses only one or two. `without_instructions` writes copies of the headers without these structures,
+and keeps all other lines in place. `definitions` returns the text of the instructions that a source names. The copies
+and this text compile to the same bytes as the original headers, including line information. If a kernel needs an
+instruction that its source does not name, cicc fails, and nvcc compiles the kernel.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ GUESS = (
     "instruction/wgmma.h", "intrin.h", "barrier.h", "copy_sm90.h", "reduce.h", "scan.h", "ldsm.h",
     "threadblock_swizzle.h", "debug.h",
 )  # fmt: skip
-"""Headers that most of tilelang's kernels include, in tilelang's order. A kernel that includes fewer of them compiles
-to the same code."""
+"""Headers that most of tilelang's kernels include, in tilelang's order. A kernel that includes only some of these
+headers compiles to the same code."""
 GUESS_BEFORE_HOPPER = ("instruction/mma.h", "intrin.h", "copy.h", *GUESS[4:])
 MICROSOFT = """\
 #if defined(_MSC_VER) && !defined(__clang__) && _MSC_VER < 1940
@@ -33,21 +33,21 @@ MICROSOFT = """\
 #define alignas _tl_orig_alignas
 #endif
 """
-"""The text that tilelang writes before its headers, for Microsoft's compiler."""
+"""Text for Microsoft's compiler, which tilelang writes before the headers of a source."""
 _FALLBACKS = "#ifdef ENABLE_BF16\n#include <tl_templates/cuda/cuda_bf16_fallbacks.cuh>\n#endif\n"
-"""The text that tilelang writes after its headers, for a macro that only a user's flags can define."""
+"""Text that tilelang writes after the headers of a source. The text needs a macro that only a user's flags define."""
 _INCLUDE = re.compile(r"[ \t]*#[ \t]*include[ \t]*(<[^>\n]*>)[ \t]*")
 
 
 class Flavour(msgspec.Struct, frozen=True):
-    """Options of a compile: the architecture, and whether fast math is on."""
+    """Compiler options: the architecture, and whether fast math is on."""
 
     arch: str
     fast_math: bool = False
 
 
 def nvcc_only_reason(pass_configs: dict[str, Any]) -> str:
-    """Return the reason that only nvcc can compile with these options; empty if cicc can, too."""
+    """Return the reason why only nvcc can compile with these options; empty if cicc can also use the options."""
     if any(os.environ.get(name) for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")):
         return "only nvcc reads NVCC_APPEND_FLAGS and NVCC_PREPEND_FLAGS"
     if os.environ.get("TILELANG_VERBOSE", "0").lower() in ("1", "true", "yes", "on"):
@@ -59,9 +59,9 @@ def nvcc_only_reason(pass_configs: dict[str, Any]) -> str:
 
 
 def parts(source: str) -> tuple[tuple[str, ...], str]:
-    """Return the headers that a source includes, each as ``<file>``, and the rest of it on its original lines.
+    """Return the headers that a source includes, as ``<file>``, and the rest of the source with the same line numbers.
 
-    Raises `ValueError`, with the reason, if the source is not in tilelang's form, for example if the user added text.
+    If the source is not in tilelang's form, for example because the user added text, raises `ValueError` with a reason.
     """
     for text in (MICROSOFT, _FALLBACKS):
         source = source.replace(text, "\n" * text.count("\n"), 1)
@@ -88,7 +88,7 @@ def flavour_of(arch: str, pass_configs: dict[str, Any]) -> Flavour:
 GMMA = ("cute/arch/mma_sm90_gmma.hpp", "cute/arch/mma_sm90_gmma_ext.hpp")
 WGMMA = "tl_templates/cuda/instruction/wgmma.h"
 KNOWN_HEADERS = {*GUESS, *GUESS_BEFORE_HOPPER, "atomic.h", "math.h", "cuda_fp8.h", "cluster.h"}
-"""Headers of tilelang that use wgmma instructions only through the header `WGMMA`, or use none."""
+"""Headers of tilelang that use no wgmma instructions, or use them only through the header `WGMMA`."""
 _USE = re.compile(
     r"\btl::wgmma_(ss|rs)<\s*tl::DataType::(k\w+), tl::DataType::(k\w+), tl::DataType::(k\w+), (\d+), (\d+), (\d+),"
 )
@@ -103,7 +103,7 @@ _STRUCTURE = re.compile(r"^(?:template <\n(?:[^\n]*\n)*?>\n)?struct (MMA_\w+)\n\
 
 
 class Instruction(NamedTuple):
-    """A wgmma instruction: ``SS`` or ``RS``, the types of its matrices `a`, `b`, `c`, and its shape `m`, `n`, `k`."""
+    """A wgmma instruction: ``SS`` or ``RS``, the types of the matrices `a`, `b`, `c`, and the sizes `m`, `n`, `k`."""
 
     operands: str
     a: str
@@ -115,7 +115,7 @@ class Instruction(NamedTuple):
 
 
 def uses(source: str) -> frozenset[Instruction] | None:
-    """Return the instructions that a device source names; None if it may use more, or lacks the header `WGMMA`."""
+    """Return the instructions that a source names; None if the source may use others, or lacks the header `WGMMA`."""
     includes = re.findall(r"^\s*#\s*include\s*[<\"](\S+)[>\"]", source, re.MULTILINE)
     ours = {name.removeprefix("tl_templates/cuda/") for name in includes if name.startswith("tl_templates/")}
     others = {name for name in includes if name.startswith(("cute/", "cutlass/"))}
@@ -131,9 +131,9 @@ def uses(source: str) -> frozenset[Instruction] | None:
 
 
 def without_instructions(templates: str, cutlass: str, folder: str) -> str | None:
-    """Write, below `folder`, copies of headers without wgmma instructions. Return the copies' folder, to include first.
+    """Below `folder`, write copies of headers without wgmma instructions. Return the include folder of these copies.
 
-    `templates`, `cutlass`: tilelang's include folders. Returns None if the headers differ from the known ones.
+    `templates`, `cutlass`: tilelang's include folders. Returns None if atune does not know this version of the headers.
     """
     path = f"{templates}/{WGMMA}"
     try:
@@ -156,14 +156,14 @@ def without_instructions(templates: str, cutlass: str, folder: str) -> str | Non
 
 
 def _rows(wgmma: str) -> dict[tuple[str, ...], re.Match[str]] | None:
-    """Return the macros in the header `WGMMA`, whose text is `wgmma`, by instruction; None for an unknown text."""
+    """Return the macros of the header `WGMMA` by instruction; None if the header's text `wgmma` has an unknown form."""
     rows = {match.groups()[1:7]: match for match in _ROW.finditer(wgmma)}
     return rows if set(_ALL.findall(wgmma)) == {row[1] for row in rows.values()} else None
 
 
 @functools.cache
 def definitions(templates: str, cutlass: str, wanted: frozenset[Instruction]) -> str | None:
-    """Return text that defines `wanted`, for a place after the copied headers; None if an instruction is unknown."""
+    """Return the text to put after the copied headers to define `wanted`; None if an instruction is unknown."""
     wgmma = (Path(templates) / WGMMA).read_text()
     rows = _rows(wgmma) or {}
     used = [(rows.get((kind, a, b, c, str(m), str(k))), n) for kind, a, b, c, m, n, k in sorted(wanted)]
@@ -198,5 +198,5 @@ def _structure_in(text: str, structure: str) -> re.Match[str] | None:
 
 
 def _as_file(path: str, text: str) -> str:
-    """Return `text`, which has as many lines as the file `path`, marked so that compilers take it for that file."""
+    """Return `text` with a mark that makes compilers take it for the file `path`, which has the same line numbers."""
     return f'#line 1 "{path}"\n{text}'

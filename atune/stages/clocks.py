@@ -1,4 +1,4 @@
-"""Clocks of a GPU right after samples were taken, from NVML."""
+"""Observer of a GPU's clocks, which are read from NVML right after samples were taken."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ THROTTLE = {
     0x2: "application clocks", 0x4: "power cap", 0x8: "hardware slowdown", 0x10: "sync boost",
     0x20: "temperature", 0x40: "hardware temperature", 0x80: "power brake", 0x100: "display clocks",
 }  # fmt: skip
-"""Reasons for lower clocks, by bit (NVML API reference, «Clocks Event Reasons»; 0x1 is an idle GPU)."""
+"""Reasons for reduced clocks, by NVML's bit (NVML API reference, «Clocks Event Reasons»; 0x1 means an idle GPU)."""
 
 
 class ClocksObserver(Observer):
-    """Adds the clocks of the GPU `uuid` to each timing, as far as NVML reports them."""
+    """Adds the clocks of the GPU with this `uuid` to each timing, if NVML reports the clocks."""
 
     def __init__(self, uuid: str) -> None:
         self._uuid, self._nvml = uuid, None

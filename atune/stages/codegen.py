@@ -1,4 +1,4 @@
-"""Lowered → Artifact: compile a group's kernels, by g++ or by tilelang's steps, and link them into one library."""
+"""Lowered → Artifact: compile a group of kernels with g++ or in tilelang's steps, and link them into one library."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from atune.workers.resources import check_compiled
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of codegen. `host`, `device`: the two lowered modules, in tvm's JSON."""
+    """Input of code generation. `host` and `device` are the two lowered modules, as JSON of tvm."""
 
     symbol: str
     host: str
@@ -36,14 +36,14 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """Source of the device's half."""
     pass_configs: dict[str, Any]
     calls: tuple[int | str, ...] = ()
-    """For the CPU: the arguments of the C function, as `facts.c_arguments` maps them."""
+    """Arguments of the C function for the CPU, as returned by `facts.c_arguments`."""
     flags: tuple[str, ...] | None = None
-    """The compiler's flags; None for the target's own."""
+    """The compiler's flags; None for the default flags of the target."""
 
 
 @dataclass(frozen=True)
 class MachineCode:
-    """Machine code of kernels, its compiler, and the reason for this compiler, if there is one."""
+    """Machine code of kernels, the compiler that made it, and the reason to choose this compiler, if there is one."""
 
     code: bytes
     compiler: str = "nvcc"
@@ -51,7 +51,7 @@ class MachineCode:
 
 
 Compile = Callable[[str, Mapping[str, Any]], MachineCode]
-"""Function that compiles the device source from tilelang, with a pass configuration."""
+"""Function that takes a device source from tilelang and a pass configuration, and returns machine code."""
 
 
 def by_nvcc(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
@@ -116,7 +116,8 @@ def build(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> li
 def answer(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> Sequence[Built]:
     """Build `group` as `build` does, but return a `Failure` if its only member does not compile.
 
-    A larger group raises, because it is unknown which member failed. A lack of resources, or a kill, raises, too.
+    If a larger group fails, its error is raised, because the faulty member is unknown. If the machine lacks resources
+    or a compiler was killed, an error is raised for a group of any size.
     """
     try:
         return build(group, path, compile)
@@ -133,7 +134,7 @@ def answer(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> S
 
 
 def _first_error(text: str) -> str:
-    """Return the line of a compiler's output that says most: a missing symbol, the first error or the first cause."""
+    """Return the most useful line of a compiler's output: a missing symbol, the first error or the first cause."""
     lines = [line for line in text.splitlines() if cause_in(line)]
     for wanted in ("undefined reference", "multiple definition", "error: ", "fatal", "error"):
         if match := next((line for line in lines if wanted in line.lower()), None):
@@ -142,7 +143,7 @@ def _first_error(text: str) -> str:
 
 
 def _without_places(line: str) -> str:
-    """Return a compiler's line without temporary files and offsets, so that failures of one kind count together."""
+    """Return a compiler's line without temporary file names and offsets, so that equal failures have equal messages."""
     named = re.sub(r"(?:\S*/)?[^/\s:]+\.part", "kernel", re.sub(r"\S*/tvm_kernels(?=\.cu\b)", "kernel", line))
     return re.sub(r":\(\.text[^)]*\)| at line \d+ in function \w+", "", named)
 
@@ -160,7 +161,7 @@ def _build_cuda(blobs: Sequence[Blob], path: str, compile: Compile) -> MachineCo
 
 
 def _runtime_module(device: Any, code: bytes) -> Any:
-    """Return tilelang's runtime module of `device`. tilelang's call of the compiler gets the binary `code`."""
+    """Return tilelang's runtime module of `device`. When tilelang calls nvcc, the call returns the binary `code`."""
     nvcc = tilelang.tvm.get_global_func(tilelang.NVCC)
     tilelang.tvm.register_global_func(tilelang.NVCC, lambda *_: bytearray(code), override=True)
     try:
@@ -186,11 +187,11 @@ def _build_c(sources: Sequence[str], flags: Sequence[str] | None, path: str) -> 
 
 
 class CompileError(Exception):
-    """A compiler refused the source. The later lines of the message are the compiler's output."""
+    """A compiler rejected the source. The compiler's output follows the first line of the message."""
 
 
 def run_compiler(command: Sequence[str], what: str) -> None:
-    """Run the compiler `what`. If it fails, raise `CompileError` with its name, its errors and its command."""
+    """Run the compiler `what`. If the compiler fails, raise `CompileError` with its name, errors and command."""
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         how = f"exit status {done.returncode}" if done.returncode > 0 else f"killed by signal {-done.returncode}"
@@ -200,7 +201,7 @@ def run_compiler(command: Sequence[str], what: str) -> None:
 def link(hosts: Sequence[Any], device: Any, path: str, folder: str) -> None:
     """Link the library `path` with tvm. Raises `CompileError` with gcc's output.
 
-    `hosts`: the kernels' halves for the host. `device`: the runtime module with the device code. `folder`: for
+    `hosts`: the host's half of each kernel. `device`: the runtime module with the device code. `folder`: a folder for
     temporary files.
     """
     library = tilelang.host_codegen(merged(hosts), backend_context())
@@ -212,7 +213,7 @@ def link(hosts: Sequence[Any], device: Any, path: str, folder: str) -> None:
 
 
 def _link_library(output: str, files: Sequence[str], options: Sequence[str] = (), **_: Any) -> None:
-    """Link the host's C and the file of `_pack_device_code` into a library. Called by tvm's `export_library`.
+    """Link C code for the host and the file from `_pack_device_code` into a library. Called by tvm's `export_library`.
 
     Raises `CompileError` with gcc's output.
     """
@@ -221,10 +222,10 @@ def _link_library(output: str, files: Sequence[str], options: Sequence[str] = ()
 
 
 def _pack_device_code(library: Any, _system_library: bool, prefix: str, folder: str) -> str:
-    """Write an assembler file with the device code of `library`, and return it. Called by tvm's `export_library`.
+    """Write an assembler file with the device code of `library`, and return its path. Called by tvm's `export_library`.
 
-    tvm itself would write the same bytes as a C array. Printing the array takes part of a second, and gcc needs
-    more time to parse it than for everything else.
+    tvm itself would write the same bytes as a C array. Printing the array takes part of a second, and gcc needs more
+    time to parse the array than for all other code.
     """
     name, file = f"{prefix}__tvm_ffi__library_bin", os.path.join(folder, f"{prefix}devc.s")
     packed = tilelang.tvm.get_global_func(tilelang.PACK_IMPORTS)(library).numpy().tobytes()
@@ -259,11 +260,11 @@ def merged(modules: Sequence[Any]) -> Any:
 def load_ir(text: str) -> Any:
     """Load an object that `tvm.ir.save_json` wrote.
 
-    `tvm.ir.load_json` would first convert texts of older releases, in Python, which takes ten times as long as loading.
+    `tvm.ir.load_json` would first run Python code for JSON of older releases, which takes ten times as long as loading.
     """
     return tilelang.tvm.get_global_func(tilelang.LOAD_JSON)(text)
 
 
 def flags_config(flags: Sequence[str] | None) -> dict[str, Any]:
-    """Return the pass configuration that hands compile flags to nvcc."""
+    """Return the pass configuration that makes tilelang pass compile flags to nvcc."""
     return {"tl.device_compile_flags": list(flags)} if flags else {}

@@ -1,6 +1,6 @@
 """Machine code in ELF files: sections by name, and the CUDA binaries inside a library.
 
-Layouts: System V ABI, figures 4-3, 4-8 and 4-15; machine 190 is CUDA (``EM_CUDA`` of LLVM's and glibc's ``elf.h``).
+Figures 4-3, 4-8 and 4-15 of the System V ABI show the layouts. LLVM and glibc define machine 190 as CUDA (``EM_CUDA``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOBITS = 8
 
 
 class Section(NamedTuple):
-    """A section of a 64-bit ELF file. `data`: its contents; empty if the file gives only their size."""
+    """A section of a 64-bit ELF file. `data`: contents of the section; empty if the file gives only a size."""
 
     size: int
     info: int
@@ -29,14 +29,14 @@ class Section(NamedTuple):
 def sections(elf: bytes | memoryview) -> dict[str, Section]:
     """Return the sections by name.
 
-    Raises `ValueError` unless `elf` is a 64-bit ELF file.
+    Raises `ValueError` if `elf` is not a 64-bit ELF file.
     """
     if bytes(elf[:5]) != MAGIC:
         raise ValueError("not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     entry_size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     if table + count * entry_size > len(elf) or entry_size < _SECTION.size:
-        raise ValueError("the ELF file is cut off")
+        raise ValueError("the ELF file is truncated")
     headers = [_SECTION.unpack_from(elf, table + i * entry_size) for i in range(count)]
     texts, by_name = headers[names][2], {}
     for name, kind, offset, size, info in headers:
@@ -55,11 +55,11 @@ def cuda_binaries(library: bytes) -> Iterator[bytes]:
 
 
 def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
-    """Return the code of a PrimFunc's kernels, by section, for each binary in `library` that contains them.
+    """For each binary in `library` that contains the kernels of a PrimFunc, return the kernels' sections by name.
 
     Each `T.Kernel` of the PrimFunc is a kernel: ``<symbol>_kernel``, ``<symbol>_kernel_1`` and so on. The sections hold
-    a kernel's code, constants, registers per thread and static shared memory, and the binary's own constants. ``K``
-    replaces `symbol` in the names. Sections that refer to other kernels by number, and debug sections, are omitted.
+    a kernel's code, constants, registers per thread and static shared memory, and the binary's own constants. In names
+    of sections, ``K`` replaces `symbol`. Debug sections and sections that refer to kernels by number are omitted.
     """
     own = re.compile(rf"\.(text|nv\.constant\d+|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?|\.nv\.constant3")
     binaries = []
@@ -76,15 +76,15 @@ def kernels_code(library: bytes, symbol: str) -> list[dict[str, bytes]]:
 _NOTE = struct.Struct("<BBH")
 _SIZED, _FRAME_SIZE, _REGCOUNT = 4, 0x11, 0x2F
 _NUMBER = 0xFFFFFF
-"""The bits of ``sh_info`` that hold the symbol's number."""
+"""Mask of the bits in ``sh_info`` that hold the number of a symbol."""
 
 
 def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
-    """Return the resources that a PrimFunc's kernels need, from the first binary with such kernels; None without one.
+    """Return the resources of a PrimFunc's kernels in the first binary that contains the kernels; None if none does.
 
-    In ``.nv.info``, the attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE`` give registers and stack frame, after
-    the number of the kernel's symbol. The low bits of ``sh_info`` of the kernel's code section hold this number.
-    (Before CUDA 13, the high byte of ``sh_info`` also held the number of registers.)
+    In ``.nv.info``, the attributes ``EIATTR_REGCOUNT`` and ``EIATTR_FRAME_SIZE`` give the registers and the stack frame
+    of the kernel whose symbol number precedes the value. The low bits of a code section's ``sh_info`` hold the symbol
+    number of its kernel. (Before CUDA 13, the high byte of ``sh_info`` also held the number of registers.)
     """
     own = re.compile(rf"\.(text|nv\.shared)\.{re.escape(symbol)}_kernel(_\d+)?")
     for parts, noted in _parts_of(library, own):
@@ -101,7 +101,7 @@ def machine_facts(library: bytes, symbol: str) -> MachineFacts | None:
 
 
 def _parts_of(library: bytes, own: re.Pattern[str]) -> Iterator[tuple[dict[str, Section], dict[tuple[int, int], int]]]:
-    """Yield the sections that match `own`, and the attributes of ``.nv.info``, for each binary that has such code."""
+    """For each binary with code that matches `own`, yield the matching sections and the attributes of ``.nv.info``."""
     for binary in cuda_binaries(library):
         try:
             parts = sections(memoryview(binary))
@@ -113,12 +113,12 @@ def _parts_of(library: bytes, own: re.Pattern[str]) -> Iterator[tuple[dict[str, 
 
 
 def _registers(code: Section, noted: Mapping[tuple[int, int], int]) -> int:
-    """Return the registers per thread of a kernel. Before CUDA 13, the high byte of ``sh_info`` has them."""
+    """Return a kernel's registers per thread. Before CUDA 13, the high byte of ``sh_info`` holds their number."""
     return noted.get((_REGCOUNT, code.info & _NUMBER), code.info >> 24)
 
 
 def _attributes(notes: bytes) -> dict[tuple[int, int], int]:
-    """Return the values in ``.nv.info``, by attribute and number of a symbol."""
+    """Return the values in ``.nv.info`` by attribute and symbol number."""
     values, at = {}, 0
     while at + _NOTE.size <= len(notes):
         form, attribute, size = _NOTE.unpack_from(notes, at)

@@ -1,6 +1,6 @@
-"""Entry points of workers, named after their jobs: bytes in, bytes out.
+"""Entry points of workers, named after their jobs. Each entry point takes bytes and returns bytes.
 
-`messages` names more entry points: those of a session and its space are in `session`, those of devices in `gpu`.
+The entry points for a session and its space are in `session`, and the entry points for devices are in `gpu`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from atune.errors import in_one_line
 from atune.model.artifact import Artifact, Elaborated, Failure
-from atune.model.candidate import Candidate
+from atune.model.candidate import FOREIGN, Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.jobs import (
     BitsJob,
@@ -29,11 +29,12 @@ from atune.model.jobs import (
     Started,
 )
 from atune.model.settings import CompileSettings
-from atune.stages import benchmark, cicc, lowering, tilelang
+from atune.stages import benchmark, cicc, lowering, strict, tilelang
 from atune.stages.bits import BitsObserver, digests
 from atune.stages.clocks import ClocksObserver
 from atune.stages.codegen import answer, backend_context, by_nvcc
 from atune.stages.facts import foreseen
+from atune.stages.foreign import Refused
 from atune.stages.frontend import elaborated, roles_of
 from atune.stages.gpu import find_devices, holders, kind_of
 from atune.stages.memory import MemoryObserver
@@ -44,9 +45,9 @@ from atune.workload.workload import ConfigCheck
 
 T = TypeVar("T")
 
-SWITCHED_OFF = "it is switched off"
+SWITCHED_OFF = "cicc is switched off"
 SLICE_S = 0.25
-"""Seconds after which `elaborate` answers with the results so far, so that few are lost if a later candidate hangs."""
+"""Seconds after which `elaborate` answers with its results so far. If a later candidate hangs, few results are lost."""
 
 
 # ---- a compile worker
@@ -68,8 +69,8 @@ def discover(payload: bytes) -> bytes:
 def elaborate(payload: bytes) -> bytes:
     """Elaborate candidates: `ElaborateJob` → list of `Elaborated` or `Failure`.
 
-    The answer covers the first candidates, as many as `SLICE_S` allows, but at least one. If a candidate fails after
-    others, the answer ends before that candidate. The next job tries it again, perhaps as the first of its process.
+    The answer covers as many candidates as fit into `SLICE_S`, but at least the first candidate. If a later candidate
+    fails, the answer ends before that candidate. The next job tries that candidate again, perhaps in a new process.
     """
     ends, answers = time.monotonic() + SLICE_S, list[Elaborated | Failure]()
     job = msgspec.msgpack.decode(payload, type=ElaborateJob)
@@ -108,11 +109,12 @@ def roles(payload: bytes) -> bytes:
 def lower(payload: bytes) -> bytes:
     """Lower a candidate: `LowerJob` → `Lowered` or `Failure`.
 
-    A kernel that an earlier run lowered is not lowered again if the artifact store has its library. Raises `SpaceError`
-    for a configuration that does not fit the kernel, which is possible if no space lists the configuration.
+    If an earlier run lowered the kernel and the artifact store has its library, the kernel is not lowered again. Raises
+    `SpaceError` if the configuration does not fit the kernel, because a configuration need not come from the space.
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
-    ConfigCheck(workload()).check(job.candidate.config, f"Workload {workload().name}")
+    if FOREIGN not in job.candidate.config:
+        ConfigCheck(workload()).check(job.candidate.config, f"Workload {workload().name}")
     lowered = _guarded(job.candidate, lambda given: cicc.with_use(lowering.lower(given, anew=job.anew)))
     return msgspec.msgpack.encode(lowered)
 
@@ -120,7 +122,7 @@ def lower(payload: bytes) -> bytes:
 def build(payload: bytes) -> bytes:
     """Build a group: `BuildJob` → list with an `Artifact` or a `Failure` for each member.
 
-    If a group with one member fails, the answer has its `Failure`. A larger group raises: the faulty member is unknown.
+    If the only member of a group fails, the answer has its `Failure`. If a larger group fails, its error is raised.
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
     compilers = {"cicc": cicc.compile, "nvcc": by_nvcc, "both": cicc.comparing(job.group)}
@@ -130,17 +132,19 @@ def build(payload: bytes) -> bytes:
 
 
 def compare(payload: bytes) -> bytes:
-    """Compare cicc's library of a candidate with nvcc's: `CompareJob` → `Compared` or `Failure`."""
+    """Compare a candidate's library, which cicc built, with nvcc's library: `CompareJob` → `Compared` or `Failure`."""
     job = msgspec.msgpack.decode(payload, type=CompareJob)
     return msgspec.msgpack.encode(_guarded(job.candidate, lambda given: cicc.compared(given, job.built, job.path)))
 
 
 def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failure:
-    """Do `work`. If the kernel or tilelang raises, return the candidate's failure, unless resources are lacking."""
+    """Do `work`. If `work` raises, return the candidate's failure, but raise `ShortOf` if resources are lacking."""
     try:
         return work(candidate)
     except BaseException as error:  # nothing interrupts or cancels a worker, so any error is the kernel's
         check_machine(error, but="files")  # any candidate of this process may have opened the files
+        if isinstance(error, Refused):
+            return Failure(candidate.index, "refused", str(error))
         return Failure(candidate.index, "lower", _message(error), detail_of(error))
 
 
@@ -148,8 +152,8 @@ def _message(error: BaseException) -> str:
     text = in_one_line(error)
     if isinstance(error, OSError) and "source code" in text:  # the message of `inspect`
         return (
-            f"{text}: put the kernel into a file, since code that is typed, piped or given to python -c has no source; "
-            "a kernel that exec defines needs its text, too: Workload(source=...)"
+            f"{text}: put the kernel into a file, because code that is typed, piped or given to python -c has no "
+            "source. A kernel that exec defines also needs its text: Workload(source=...)"
         )
     return text
 
@@ -158,7 +162,7 @@ def _message(error: BaseException) -> str:
 
 
 def open_device(payload: bytes) -> bytes:
-    """Begin a run: `DeviceInfo` → `Started`. Raises `ShortOf` if memory for the device's context is lacking."""
+    """Begin a run: `DeviceInfo` → `Started`. Raises `ShortOf` if the device has too little memory for a context."""
     info = msgspec.msgpack.decode(payload, type=DeviceInfo)
     try:
         uuid = benchmark.begin(info)
@@ -178,7 +182,7 @@ def rest_device(_: bytes) -> bytes:
 
 
 def _answered(do: Callable[[Any], Any], kind: type[Any], payload: bytes) -> bytes:
-    """Do the job of `kind` that `payload` holds."""
+    """Decode a job of type `kind` from `payload`, do the job, and encode the answer."""
     job = msgspec.msgpack.decode(payload, type=kind)
     with benchmark.device.stream.current():
         return msgspec.msgpack.encode(do(job))
@@ -187,4 +191,4 @@ def _answered(do: Callable[[Any], Any], kind: type[Any], payload: bytes) -> byte
 prepare = partial(_answered, benchmark.prepare, PrepareJob)
 measure = partial(_answered, benchmark.measure, MeasureJob)
 bits = partial(_answered, digests, BitsJob)
-final = partial(_answered, benchmark.final, FinalJob)
+final = partial(_answered, lambda job: (benchmark if session().allow is None else strict).final(job), FinalJob)

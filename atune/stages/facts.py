@@ -1,5 +1,5 @@
-"""Facts of a kernel before any compiler runs: read off its lowered code and inferred layouts, or predicted from the
-elaborated kernel."""
+"""Facts that are known about a kernel before any compiler runs. The facts are read from the lowered code and the
+inferred layouts, or predicted from the elaborated kernel."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _BOUNDS = re.compile(r"__launch_bounds__\((\d+)(?:, (\d+))?\)")
 _MORE = re.compile(r"warpgroup_reg_alloc<(\d+)>")
 _FEWER = re.compile(r"warpgroup_reg_dealloc<(\d+)>")
 _REGISTERS = 64 * 1024
-"""32-bit registers of a multiprocessor that has setmaxnreg (CUDA C++ Programming Guide, compute capability 9.0)."""
+"""Number of 32-bit registers in a multiprocessor with setmaxnreg (CUDA C++ Programming Guide, capability 9.0)."""
 _BLOCKS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 _BYTES = {"double": 8, "half_t": 2, "bfloat16_t": 2, "signed char": 1, "uchar": 1}
 
 
 def static_facts(kind: str, device: Any, source: str) -> StaticFacts:
-    """Read facts off a lowered device module and its source. `kind`: ``cuda`` or ``c``."""
+    """Read facts from a lowered device module and its source. `kind`: ``cuda`` or ``c``."""
     if kind == "c":
         return StaticFacts(source_bytes=len(source))
     smem, threads = 0, 1
@@ -53,11 +53,11 @@ def static_facts(kind: str, device: Any, source: str) -> StaticFacts:
 
 
 def lacking_registers(source: str) -> int:
-    """Return the number of registers that a block lacks for its ``setmaxnreg`` requests; 0 if it has enough.
+    """Return the number of registers that a block lacks for its ``setmaxnreg`` requests; 0 if there are enough.
 
-    A block begins with as many registers per thread as its launch bounds allow, in steps of eight. A producer of 128
-    threads releases some, and the consumers wait for the number that they request (PTX ISA, «setmaxnreg»). If the block
-    lacks registers, they wait forever.
+    A block begins with as many registers per thread as its launch bounds allow, in steps of eight. The producer, which
+    has 128 threads, releases registers. The consumers wait until they get the registers that they request (PTX ISA,
+    «setmaxnreg»). If the block lacks registers, the consumers wait forever.
     """
     bounds, more, fewer = _BOUNDS.findall(source), _MORE.findall(source), _FEWER.findall(source)
     if len(bounds) != 1 or not more or not fewer:
@@ -69,7 +69,7 @@ def lacking_registers(source: str) -> int:
 
 
 def c_arguments(function: Any, device: Any) -> tuple[int | str, ...]:
-    """Map the generated C function's arguments to kernel parameters (positions) or symbolic dimensions (names)."""
+    """Return, for each argument of the generated C function, a parameter's position or a symbolic dimension's name."""
     buffers = {
         str(function.buffer_map[v].data.name): i for i, v in enumerate(function.params) if v in function.buffer_map
     }
@@ -81,11 +81,11 @@ def c_arguments(function: Any, device: Any) -> tuple[int | str, ...]:
 
 
 PRODUCERS = 128
-"""Threads that tilelang adds for loads if it specialises warps, which it does on sm_90."""
+"""Number of threads that tilelang adds for loads if it specialises warps, which happens on sm_90."""
 
 
 def foreseen(function: Any, arch: str) -> StaticFacts:
-    """Predict the facts of `function`, an elaborated PrimFunc, and leave out unknown facts. Never raises."""
+    """Predict the facts of `function`, an elaborated PrimFunc. Unknown facts are omitted. Never raises an error."""
     try:
         return _foreseen(function, work_of(function), arch)
     except Exception:  # a kernel that this module does not understand can still be lowered
@@ -134,7 +134,7 @@ def _pipelined(body: Any) -> dict[Any, tuple[Any, int]]:
 
 
 def _rows_are_aligned(tensor: Any) -> bool:
-    """Tell whether a tensor can be loaded in bulk: TMA needs strides that are multiples of 16 bytes."""
+    """Tell whether TMA can load a tensor in bulk, which needs strides that are multiples of 16 bytes."""
     *strides, _ = [*tensor.strides] or [1]
     return all(
         int(stride) * element_bits(tensor.dtype) % 128 == 0 for stride in strides if type(stride).__name__ == "IntImm"
@@ -142,7 +142,7 @@ def _rows_are_aligned(tensor: Any) -> bool:
 
 
 def _shared_bytes(body: Any, stages: dict[Any, int]) -> int:
-    """Return a block's bytes of shared memory: the most that is alive between two of its outermost statements."""
+    """Return the bytes of shared memory that a block needs: the largest total of buffers that are in use together."""
     sizes, spans = dict[Any, int](), dict[Any, list[int]]()
     for number, statement in enumerate(_outermost(body)):
         for node in nodes_of(statement):
@@ -173,17 +173,17 @@ def _outermost(node: Any) -> Iterator[Any]:
 
 INFERENCE = "tl.LayoutInference"
 WIDEST = 16
-"""Number of neighbours on the last axis that are examined for a loop's width."""
+"""Number of neighbouring iterations on the last axis that are examined to find the width of a loop."""
 WIDEST_BITS = 128
-"""A thread accesses at most this many bits in one instruction (CUDA C++ Programming Guide, device memory accesses)."""
+"""Most bits that one instruction of a thread can access (CUDA C++ Programming Guide, device memory accesses)."""
 MOST_THREADS = 1024
-"""At most this many copies of an iteration are examined, because a block has no more threads."""
+"""Largest number of copies of an iteration that are examined, because a block has no more threads."""
 
 
 def instruments(seen: list[Layouts]) -> list[Any]:
-    """Return the instruments for the `PassContext` in which a kernel is lowered. They append its layouts to `seen`.
+    """Return instruments that append a kernel's layouts to `seen`, for the `PassContext` in which it is lowered.
 
-    If a layout is not understood, they append nothing, so that the kernel is still lowered.
+    If atune does not understand a layout, the instruments append nothing, and the kernel is still lowered.
     """
 
     class Instrument:
@@ -196,7 +196,7 @@ def instruments(seen: list[Layouts]) -> list[Any]:
 
 
 def layouts_of(module: Any) -> Layouts:
-    """Return the layouts of a module's fragments and parallel loops, in the order of the statements."""
+    """Return the layouts of a module's fragments and parallel loops, in the order of the module's statements."""
     buffers: dict[Any, Any] = {}
     loops: list[tuple[Any, Any]] = []
     bodies = [function.body for function in module.functions.values() if hasattr(function, "body")]
@@ -249,7 +249,7 @@ def _loop(loop: Any, layout: Any, fragments: Mapping[Any, Any]) -> LoopFacts:
 
 
 def _by_source(loop: Any, iterations: int, touched: Sequence[Any], fragments: Mapping[Any, Any]) -> tuple[str, int]:
-    """Return the fragment whose layout tilelang's ``ParallelOpNode`` may copy, and iterations per thread with it."""
+    """Return the fragment whose layout tilelang's ``ParallelOpNode`` may reuse, and a thread's iterations with it."""
     spans = {node.loop_var: str(node.extent) for node in nodes_of(loop) if type(node).__name__ == "For"}
     reads = [node for node in touched if type(node).__name__ == "BufferLoad" and node.buffer in fragments]
     source = max(reads, key=lambda node: len(node.indices), default=None)
@@ -260,14 +260,14 @@ def _by_source(loop: Any, iterations: int, touched: Sequence[Any], fragments: Ma
 
 
 def _index_variables(layout: Any, dimensions: int) -> tuple[list[Any], list[Any]]:
-    """Return a layout's index variables, and the variables before them, which count copies."""
+    """Return the index variables of a layout, and the variables that number the copies of an iteration."""
     indices = list(layout.get_forward_vars())[-dimensions:]
     names = tilelang.tvm.tirx.analysis.undefined_vars(layout.thread)
     return indices, [name for name in names if not any(map(name.same_as, indices))]
 
 
 def _width(layout: Any, extents: Sequence[int]) -> int:
-    """Return the number of neighbours on the last axis that a thread holds in successive slots; 1 if unknown."""
+    """Return the number of neighbours on the last axis that a thread holds in successive slots; 1 if it is unknown."""
     import numpy as np
 
     indices, copies = _index_variables(layout, len(extents))
@@ -285,7 +285,7 @@ def _width(layout: Any, extents: Sequence[int]) -> int:
 
 
 def _threads(layout: Any, extents: Sequence[int], replication: int) -> tuple[str, ...]:
-    """Return the threads of the first, the last and each 2^n-th iteration; empty if the layout is not understood."""
+    """Return masks of the threads that run the first, the last and each 2^n-th iteration; empty if they are unknown."""
     import numpy as np
 
     indices, copies = _index_variables(layout, len(extents))

@@ -1,5 +1,5 @@
-"""Kernel functions, elaborated by tilelang in workers and in the caller's process; facts of a call; and the roles of
-parameters: which are outputs, and which inputs a kernel may write into."""
+"""Elaborate kernel functions with tilelang, in workers and in the caller's process. Find the sizes that a call gives,
+and the roles of parameters: which parameters are outputs, and which inputs a kernel may write into."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ DTYPE, TORCH_DTYPE = "$dtype", "$torch.dtype"
 
 
 def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """Call `kernel`, plain or under `@tilelang.jit`, and return its PrimFunc.
+    """Call `kernel`, with or without `@tilelang.jit`, and return its PrimFunc.
 
-    `arguments`: arguments of the problem. `config`: a configuration, whose reserved names are not passed. The kernel
-    gets all values as they were written. Raises the errors of the kernel and of tilelang, `TypeError` if the kernel
-    returns no PrimFunc, and `ValueError` for a launch hint that the kernel cannot have.
+    `arguments`: arguments of the problem. `config`: a configuration. The kernel does not get the reserved names of the
+    configuration, and gets all values as the user wrote them. Raises the errors of the kernel and of tilelang,
+    `TypeError` if the kernel returns no PrimFunc, and `ValueError` if the kernel cannot have a launch hint.
     """
     given, hints = _split(kernel, arguments, config)
     symbols: dict[str, Any] = {}
@@ -44,7 +44,7 @@ def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, An
 
 
 def _split(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Config, Config]:
-    """Split the arguments and a configuration into `kernel`'s own arguments, and the hints for its launch."""
+    """Split the arguments and a configuration into arguments of `kernel` and hints for the kernel's launch."""
     given = {**arguments, **{name: as_written(value) for name, value in config.items() if name not in RESERVED}}
     return given, {n: value for n in launch_hints(kernel) if (value := given.pop(n, None)) is not None}
 
@@ -54,13 +54,13 @@ _INSTEAD = {
     "occupancy": "give the kernel a parameter of that name, and annotate it: T.annotate_min_blocks_per_sm(occupancy)",
     "num_ctas": "set the cluster's size in the kernel, T.Kernel(…, cluster_dims=…)",
 }
-"""The annotation of each hint, and the advice for a launch that cannot have it."""
+"""tilelang's annotation for each launch hint, and the advice to show if a launch cannot have the hint."""
 
 
 def _hinted(function: Any, hints: Config) -> Any:
-    """Return a PrimFunc with `hints` for its launches, as the kernel itself would annotate them.
+    """Return a PrimFunc whose launches are annotated with `hints`, as if the kernel itself had annotated the launches.
 
-    Raises `ValueError` if the target has no such hint, or the kernel has its own hint.
+    Raises `ValueError` if the target does not support a hint, or if the kernel already sets the hint.
     """
     tvm, own, target = tilelang.tvm, set[str](), tilelang.tvm.target.Target.current(allow_none=True)
     arch = "sm_" if target is None else str(target.attrs.get("arch", target.kind.name))
@@ -87,7 +87,7 @@ def _hinted(function: Any, hints: Config) -> Any:
 
 
 def tagged(value: Any) -> Any:
-    """Return `value` with dtypes and symbolic variables encoded as data, which `elaborate` decodes."""
+    """Return `value` with dtypes and symbolic variables encoded as data. `elaborate` decodes the data."""
     import torch  # heavy: no module imports it at its top
 
     if isinstance(value, tilelang.tvm.tirx.Var):
@@ -100,7 +100,7 @@ def tagged(value: Any) -> Any:
 
 
 def _of_same_type(series: Any, each: Callable[[Any], Any]) -> Any:
-    """Apply `each` to the values of a list, tuple or named tuple. Return the rest, such as `torch.Size`, unchanged."""
+    """Apply `each` to all values of a list, tuple or named tuple. Return other series, such as `torch.Size`, as is."""
     kind = type(series)
     if kind in (list, tuple):
         return kind(map(each, series))
@@ -108,7 +108,7 @@ def _of_same_type(series: Any, each: Callable[[Any], Any]) -> Any:
 
 
 def encode(value: Any, where: str) -> Any:
-    """Return `value` as plain data, with `tagged` dtypes. Raises `UsageError`, naming `where`, for other objects."""
+    """Return `value` as plain data, with `tagged` dtypes. Other objects raise a `UsageError` that names `where`."""
     try:
         return normalise(tagged(value), where)
     except SpaceError as error:
@@ -121,7 +121,7 @@ def encode(value: Any, where: str) -> Any:
 
 
 def _value(value: Any, symbols: dict[str, Any]) -> Any:
-    """Undo `encode`. Equal names become the same symbolic variable, which `symbols` keeps."""
+    """Undo `encode`. Variables with equal names become the same symbolic variable, which is kept in `symbols`."""
     if isinstance(value, (list, tuple)):
         return _of_same_type(value, lambda item: _value(item, symbols))
     if not isinstance(value, dict) or len(value) != 1:
@@ -147,13 +147,13 @@ def elaborated(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, A
 
 
 frontend_lock = threading.RLock()
-"""Held by the thread that uses tilelang's builders and registries, which serve only one thread at a time."""
+"""Lock to hold while using tilelang's builders and registries, which serve only one thread at a time."""
 
 
 class JitFunction:
-    """A kernel under `@tilelang.jit`, for a workload: pickling leaves out the kernels that were compiled from it.
+    """A kernel under `@tilelang.jit` as the kernel of a workload. Pickling omits kernels that tilelang has compiled.
 
-    An eager kernel takes its dimensions by name here, and no tensors, as `workload_signature` declares.
+    An eager kernel takes its dimensions by name instead of tensors, as `workload_signature` declares.
     """
 
     def __init__(self, jit: Any, signature: inspect.Signature | None = None) -> None:
@@ -188,8 +188,8 @@ def is_jit(kernel: Any) -> bool:
 def is_eager(jit: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> bool:
     """Tell whether a kernel under `@tilelang.jit` runs when it is called, and fix this mode in the kernel.
 
-    tilelang may have to call the kernel to find out. It uses the first of `configs` that does not fail; if all fail,
-    this raises `WorkloadError`.
+    To find the mode, tilelang may have to call the kernel. The call uses the first of `configs` that does not fail. If
+    all configurations fail, this function raises `WorkloadError`.
     """
     ordered = sorted(configs, key=lambda c: not c)  # {}, the kernel's own defaults, is the last resort
 
@@ -200,9 +200,9 @@ def is_eager(jit: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) 
 
 
 def _first_result(configs: Iterable[Config], trace: Callable[[Config], Any], problem: str) -> Any:
-    """Return the result of `trace` for the first of `configs` for which it does not raise.
+    """Return the result of `trace` for the first of `configs` for which `trace` does not fail.
 
-    If it raises for all, raise `WorkloadError` with `problem` and the place of the first error.
+    If `trace` fails for all configurations, raise `WorkloadError` with `problem` and the place of the first error.
     """
     first: Exception | None = None
     for config in configs:
@@ -236,10 +236,10 @@ def jit_function(jit: Any, eager: bool) -> JitFunction:
 def eager_dimensions(
     jit: Any, tensors: Mapping[str, Any], arguments: Mapping[str, Any], configs: Iterable[Config]
 ) -> dict[str, Any]:
-    """Read an eager kernel's `T.const` dimensions off `tensors`, and return them by name.
+    """Read the `T.const` dimensions of an eager kernel from `tensors`, and return their sizes by name.
 
-    The kernel is traced with the first of `configs` that works. Raises `WorkloadError` if none works, and `UsageError`
-    if neither a tensor nor `arguments` gives a dimension.
+    The kernel is traced with the first of `configs` that works. Raises `WorkloadError` if no configuration works, and
+    `UsageError` if neither `tensors` nor `arguments` determine a dimension.
     """
 
     def traced(config: Config) -> dict[str, Any]:
@@ -267,22 +267,22 @@ def eager_dimensions(
 
 
 def first_function(kernel: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> Any:
-    """Return the PrimFunc of the first of `configs` that elaborates; None if all fail."""
+    """Return the PrimFunc of the first of `configs` that can be elaborated; None if all configurations fail."""
     with contextlib.suppress(WorkloadError):  # the engine records the error, as the candidate's failure
         return _first_result(configs, lambda config: elaborate(kernel, arguments, config), "nothing elaborates")
     return None
 
 
 def parameters_of(kernel: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> tuple[KernelParam, ...]:
-    """Return the kernel's parameters; empty if no configuration elaborates."""
+    """Return the kernel's parameters; empty if no configuration can be elaborated."""
     function = first_function(kernel, arguments, configs)
     return () if function is None else kernel_parameters(function)
 
 
 def misfit(params: Sequence[KernelParam], tensors: Sequence[Any]) -> Exception | None:
-    """Return the reason that a kernel cannot take `tensors` as its first arguments; None if it can.
+    """Return the reason why a kernel cannot take `tensors` as its first arguments; None if the kernel can take them.
 
-    Some of `tensors` may be None. Dtypes, dimensions and strides count. Devices do not, because a run has its own.
+    Some of `tensors` may be None. Dtypes, dimensions and strides must fit. Devices may differ from the run's devices.
     """
     for position, (param, tensor) in enumerate(zip(params, tensors, strict=False)):
         home = getattr(getattr(tensor, "device", None), "type", None)
@@ -308,7 +308,7 @@ def kernel_parameters(function: Any) -> tuple[KernelParam, ...]:
 
 
 def _sizes(sizes: Any) -> tuple[int | str, ...]:
-    """Return sizes as numbers, or as plain strings if symbolic, because msgspec cannot encode tvm's strings."""
+    """Return sizes as numbers, or as plain strings if they are symbolic: msgspec cannot encode tvm's own strings."""
     return tuple(int(size) if type(size).__name__ in ("IntImm", "int") else "".join(str(size)) for size in sizes)
 
 
@@ -323,12 +323,12 @@ def _is_compact(buffer: Any) -> bool:
 
 
 def symbols_of(params: Sequence[KernelParam]) -> set[str]:
-    """Return the names of symbolic dimensions, without sums and products of them."""
+    """Return the names of symbolic dimensions, but not sums and products of symbolic dimensions."""
     return {d for p in params for d in p.shape or () if isinstance(d, str) and d.isidentifier()}
 
 
 def bound_symbols(params: Sequence[KernelParam], tensors: Sequence[Any]) -> dict[str, int]:
-    """Return the values that `tensors`, as the kernel's first arguments, give to symbolic dimensions."""
+    """Return the sizes of symbolic dimensions if `tensors` are the kernel's first arguments."""
     symbols: dict[str, int] = {}
     for param, tensor in zip(params, tensors, strict=False):
         for name, size in zip(param.shape or (), getattr(tensor, "shape", ()), strict=False):
@@ -338,19 +338,19 @@ def bound_symbols(params: Sequence[KernelParam], tensors: Sequence[Any]) -> dict
 
 
 def drawn_inputs(params: Sequence[KernelParam], symbols: Mapping[str, int], scalars: Sequence[Any] = ()) -> DrawnInputs:
-    """Return inputs to draw, with sizes for symbolic dimensions. Raises `UsageError` if a size or scalar is missing."""
+    """Return inputs that atune draws at random. Raises `UsageError` if a symbolic size or a scalar value is missing."""
     for size in (d for p in params for d in p.shape or () if isinstance(d, str)):
         if size_of(size, symbols) is None:
             raise UsageError(f"dimension {size!r} is symbolic: pass a size in symbols={{…}}, or pass inputs=")
     if sum(p.shape is None for p in params) > len(scalars) or None in scalars:
         raise UsageError(
-            "a parameter is a number that is given at run time: call with a value to tune for, or pass inputs="
+            "a parameter of the kernel is a number: call the kernel with the number to tune for, or pass inputs="
         )
     return DrawnInputs(symbols, scalars)
 
 
 def target_text(target: Any) -> str:
-    """Return the target of `@tilelang.jit` as atune names it."""
+    """Return atune's name for the target of a kernel under `@tilelang.jit`."""
     if target is None:
         return "auto"
     if isinstance(target, str) and not target.startswith("{"):
@@ -365,10 +365,10 @@ def target_text(target: Any) -> str:
 # code writes and never reads. A parameter that the code reads may hold data, which must not be overwritten.
 
 READ, WRITE = 1, 2
-"""Bits of an access mask, the same as tilelang's."""
+"""Bits of an access mask, with the same values as in tilelang."""
 
 _MASK_AT = {"tl.region": 1, "tl.access_ptr": 2, "tirx.tvm_access_ptr": 4}
-"""Calls that stand for a part of a buffer, with the position of the argument that holds the access mask."""
+"""Calls that stand for a part of a buffer. Each number is the position of the argument that holds the access mask."""
 
 
 def roles_of(
@@ -380,10 +380,10 @@ def roles_of(
 ) -> Roles:
     """Return the roles of the parameters of a PrimFunc.
 
-    `out_idx`: positions of the outputs that the caller names; None for the function's own, if it returns tensors.
-    `zero`: parameters to set to zero, which are outputs unless `out_idx` says otherwise. `restore`: parameters that
-    hold data, and are outputs only if they are named. `every`: whether the user's functions get every parameter if
-    nobody names outputs. Raises `WorkloadError` for a position without a tensor.
+    `out_idx`: positions of the outputs that the caller names; None if the function itself may name outputs by returning
+    tensors. `zero`: parameters to set to zero, which are outputs unless `out_idx` omits them. `restore`: parameters
+    that hold data, which are not outputs unless `out_idx` or the function names them. `every`: whether the user's
+    functions get every parameter if nobody names outputs. Raises `WorkloadError` if a position is not of a tensor.
     """
     params, attrs, done = kernel_parameters(function), function.attrs or {}, accesses(function)
     written = {i for i, access in done.items() if access & WRITE}
@@ -411,7 +411,7 @@ def _positions(name: str, params: Sequence[KernelParam], given: Sequence[int]) -
 def accesses(function: Any) -> dict[int, int]:
     """Return the access mask of each tensor of a PrimFunc, by position: `READ`, `WRITE` or both.
 
-    An atomic operation reads and writes, and a function that gets an address may do both.
+    An atomic operation reads and writes memory. A function that gets an address may also read and write memory.
     """
     tvm = tilelang.tvm
     owners = {b.data: i for i, v in enumerate(function.params) if (b := function.buffer_map.get(v)) is not None}

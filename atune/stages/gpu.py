@@ -1,4 +1,4 @@
-"""Devices of this machine: list them, resolve a target, describe their other users, and classify their errors."""
+"""List the devices of this machine, resolve a target, describe a GPU's other users, and classify device errors."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from atune.workers.server_main import parent_of
 
 
 def find_devices(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
-    """Resolve a target text and list its devices. Devices that are `wanted` by name must be of the same model.
+    """Resolve a target text, and list the target's devices. If `wanted` names devices, they must be of the same model.
 
-    Asks NVML, and makes no CUDA context. Raises `TargetError` if the target's devices or compilers are missing.
+    Asks NVML without creating a CUDA context. Raises `TargetError` if the target's devices or compilers are missing.
     """
     target = parse_target(text)
     if not wanted and target is not None and (target.kind == "c" or target.arch):
@@ -67,7 +67,7 @@ def find_devices(text: str | Target, wanted: tuple[str, ...]) -> Discovery:
 
 
 def visible_gpus() -> list[DeviceInfo]:
-    """List the GPUs that CUDA_VISIBLE_DEVICES admits, through NVML, without a CUDA context."""
+    """List the GPUs that CUDA_VISIBLE_DEVICES admits. Asks NVML without creating a CUDA context."""
     try:
         import pynvml
 
@@ -100,7 +100,7 @@ def gpus(_: bytes) -> bytes:
 
 
 def no_gpu_reason() -> str:
-    """Return the reason that `visible_gpus` is empty."""
+    """Return the reason why `visible_gpus` is empty."""
     return f"NVML finds none{' among CUDA_VISIBLE_DEVICES' * ('CUDA_VISIBLE_DEVICES' in os.environ)}"
 
 
@@ -121,7 +121,7 @@ def _gpu(pynvml: Any, device: Any) -> DeviceInfo:
 
 
 def _figures(pynvml: Any, device: Any, arch: str) -> dict[str, Any]:
-    """Return a GPU's multiprocessors, clock and memory bandwidth, as far as NVML reports them."""
+    """Return a GPU's number of multiprocessors, clock rate and memory bandwidth, if NVML reports these figures."""
     cores = 64 if arch == "sm_80" else 128  # of a multiprocessor (CUDA C++ Programming Guide, arithmetic instructions)
     asked: dict[str, Callable[[], float]] = {
         "sms": lambda: int(pynvml.nvmlDeviceGetNumGpuCores(device)) // cores,
@@ -166,7 +166,7 @@ def handle(uuid: str) -> Any:
 
 
 def neighbours(payload: bytes) -> bytes:
-    """Entry point: `Neighbours` → other users by pid, and how busy the GPU is; empty if NVML cannot tell."""
+    """Entry point: `Neighbours` → other users by pid, and the GPU's utilisation in percent, as far as NVML tells."""
     question = msgspec.msgpack.decode(payload, type=Neighbours)
     users: dict[int, str] = {}
     busy = 0
@@ -181,8 +181,8 @@ def neighbours(payload: bytes) -> bytes:
 def foreign_users(running: list[Any], program: int) -> dict[int, str]:
     """Describe NVML's `running` processes by pid, except processes of this run and of runs that take turns with it.
 
-    This process has a context. If NVML does not list it, the pids are from another namespace, as in some containers, or
-    the list is incomplete, so the result is empty. `program`: the process that the run belongs to.
+    The result is empty if the list lacks this process, which has a CUDA context. The list is then incomplete, or its
+    pids are from another namespace, as in some containers. `program`: pid of the program that started this run.
     """
     memory = {entry.pid: entry.usedGpuMemory for entry in running}
     if os.getpid() not in memory:
@@ -192,7 +192,7 @@ def foreign_users(running: list[Any], program: int) -> dict[int, str]:
 
 
 def holders(uuid: str) -> str:
-    """Describe the other users of a GPU that NVML knows, including killed processes that still hold memory."""
+    """Describe other processes that NVML lists for a GPU, including killed processes that still hold memory."""
     memory: dict[int, int | None] = {}
     with suppress(Exception):  # no driver, no permission, not supported here
         memory = {p.pid: p.usedGpuMemory for p in nvml().nvmlDeviceGetComputeRunningProcesses(handle(uuid))}
@@ -201,14 +201,14 @@ def holders(uuid: str) -> str:
 
 
 def _belongs(pid: int, program: int) -> bool:
-    """Tell whether a process is the program or its descendant."""
+    """Tell whether a process is `program` or a descendant of `program`."""
     while pid > 1 and pid != program:
         pid = parent_of(pid)
     return pid == program
 
 
 def _takes_turns(pid: int) -> bool:
-    """Tell whether a process is part of a run that takes turns with this one: they keep locks in the same folder."""
+    """Tell whether a process belongs to a run that takes turns with this run, because both keep locks in one folder."""
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             name, _, value = entry.partition(b"=")
@@ -218,7 +218,7 @@ def _takes_turns(pid: int) -> bool:
 
 
 def _described(pid: int, used: int | None) -> str:
-    """Describe a process; empty if it has ended, or belongs to another namespace."""
+    """Describe a process; empty if the process has ended or belongs to another namespace."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
         owner = os.stat(f"/proc/{pid}").st_uid
@@ -245,14 +245,14 @@ _BEYOND_REPAIR = (
     r"cudaError(Illegal|Misaligned|LaunchFailure|LaunchTimeout|Assert|HardwareStack|InvalidPc|InvalidAddressSpace|"
     r"ECC|Nvlink|Contained|TensorMemoryLeak)"
 )
-"""The driver's texts and names of errors that leave a context unusable. The CUDA driver API, «CUresult», says of them:
-«This leaves the process in an inconsistent state and any further CUDA work will return the same error». Errors of
-broken device memory and links are included. The pattern is compiled at the first error, which takes milliseconds."""
+"""Texts and names of the driver's errors that leave a context unusable, including broken device memory and links. The
+CUDA driver API, «CUresult», says: «This leaves the process in an inconsistent state and any further CUDA work will
+return the same error». The pattern is compiled only when an error occurs, because compiling it takes milliseconds."""
 _NO_MEMORY = r"can't allocate memory|out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
 
 
 def kind_of(error: BaseException) -> FailureKind:
-    """Return the kind of failure of a call that raised `error`. After ``fault`` the process's context is unusable."""
+    """Return the failure kind of a call that raised `error`. After a ``fault``, the process's context is unusable."""
     text = name_and_message(error)
     if re.search(_BEYOND_REPAIR, text, re.IGNORECASE):
         return "fault"

@@ -1,4 +1,4 @@
-"""Winners as `tilelang.JITKernel`s that call the measured library, and these kernels as torch operators.
+"""Turn winners into `tilelang.JITKernel`s that call the measured library, and these kernels into torch operators.
 
 Importing this module imports tilelang.
 """
@@ -42,13 +42,12 @@ def jit_kernel(
 ) -> Any:
     """Return `kernel` with `config` as a `tilelang.JITKernel` with its latency, configuration and reference latency.
 
-    `artifact`: the kernel in a library that tuning built, for a `Measured` kernel that calls it; None to compile with
-    tilelang, in this process. `out_idx`: as `@tilelang.jit` takes it. `roles`: the roles that the kernel was tuned
-    with; None for the roles that `out_idx` implies. With other roles, a call may also pass every parameter, outputs
-    included. `pass_configs`, `flags`: those of every configuration; `config`'s own take precedence.
-    `execution_backend`, `target_host`, `verbose`: tilelang's options for compiling here.
-
-    Raises the errors of elaborating and compiling, and `LoadError`.
+    `artifact`: the kernel in a library that tuning built; None to compile with tilelang in this process. `out_idx`: as
+    `@tilelang.jit` takes it. `roles`: the roles that the kernel was tuned with; None for the roles that `out_idx`
+    implies. If `roles` differ from the implied roles, a call may also pass every parameter, including outputs.
+    `pass_configs`, `flags`: defaults for all configurations, which `config` overrides. `execution_backend`,
+    `target_host`, `verbose`: tilelang's options for compiling in this process. Raises the errors of elaborating and
+    compiling, and `LoadError`.
     """
     function = elaborate(kernel, arguments, config)
     outputs = list(out_idx) if isinstance(out_idx, (list, tuple)) else out_idx
@@ -83,15 +82,15 @@ def jit_kernel(
 
 
 class Deferred(tilelang.JITKernel):  # type: ignore[misc]
-    """A kernel that tilelang compiles in this process when it is first used, or by `as_tilelang`."""
+    """A kernel that tilelang compiles in this process when the kernel is first used or `as_tilelang` is called."""
 
     _tilelang_compile: Callable[[], Any]
     _compiled: Any = None
 
     def as_tilelang(self) -> Any:
-        """Return the same kernel, compiled by tilelang itself at the first call, or loaded from its cache.
+        """Return the same kernel as tilelang makes it. The first call compiles the kernel, or loads it from a cache.
 
-        Its latency, configuration and reference latency are set, too. Raises the errors of tilelang.
+        The returned kernel also has the latency, configuration and reference latency. Raises the errors of tilelang.
         """
         with frontend_lock:
             if self._compiled is None:
@@ -109,11 +108,11 @@ class Deferred(tilelang.JITKernel):  # type: ignore[misc]
 
 
 class Measured(Deferred):
-    """The kernel `artifact` of a measured library. atune allocates the kernel's outputs.
+    """A kernel in a measured library, which is described by `artifact`. atune allocates the kernel's outputs.
 
-    Calls, the device's source and the profiler need only the library. `tilelang_compile` makes the rest: the attribute
-    `artifact`, the host's source and the exported library. `named`: positions of the outputs that tilelang knows of.
-    `options`: for `JITKernel`. Raises `LoadError` if the library is gone.
+    Calls, the device source and the profiler need only the library. For the attribute `artifact`, the host source and
+    an exported library, `tilelang_compile` is called. `named`: positions of the outputs that tilelang knows. `options`:
+    options of `JITKernel`. Raises `LoadError` if the library is gone.
     """
 
     def __init__(
@@ -146,9 +145,9 @@ class Measured(Deferred):
 
 
 class MeasuredAdapter:
-    """Calls a kernel of a measured library. Attributes that it lacks are taken from tilelang's own adapter.
+    """Calls a kernel of a measured library. Attributes that this class lacks are taken from tilelang's own adapter.
 
-    On a GPU, the library checks the arguments by tilelang's code; on the CPU, they are checked here.
+    On a GPU, tilelang's code in the library checks the arguments. On the CPU, this class checks the arguments.
     """
 
     def __init__(
@@ -182,10 +181,10 @@ class MeasuredAdapter:
 def compiled_again(
     function: Any, out_idx: Any, roles: Roles | None, options: Mapping[str, Any], tuned: Mapping[str, Any]
 ) -> Any:
-    """Return the `JITKernel` of a PrimFunc, which tilelang compiles, or loads from its cache, at its first use.
+    """Return the `JITKernel` of a PrimFunc. At the first use, tilelang compiles the kernel or loads it from its cache.
 
-    `roles`: the roles of a tuned kernel's parameters. `options`: for `tilelang.compile`. `tuned`: the kernel's latency,
-    configuration and reference latency.
+    `roles`: the roles of a tuned kernel's parameters. `options`: options of `tilelang.compile`. `tuned`: the kernel's
+    latency, configuration and reference latency.
     """
     given = None if "tilelang_out_idx" in (function.attrs or {}) else out_idx
     known = Roles(tuple(named_outputs(function, given))) if roles is None else roles
@@ -197,9 +196,9 @@ def compiled_again(
 
 
 def _tilelang_kernel(function: Any, out_idx: Any, roles: Roles, kind: str, **options: Any) -> Any:
-    """Compile a PrimFunc with tilelang, and return its kernel, whose calls make the outputs of `roles`.
+    """Compile a PrimFunc with tilelang, and return a kernel whose calls make the outputs of `roles`.
 
-    `kind`: the kind of the target. `options`: for `tilelang.compile`.
+    `kind`: the kind of the target. `options`: options of `tilelang.compile`.
     """
     own = tuple(named_outputs(function, out_idx)) == roles.outputs and not roles.zero
     made = tilelang.compile(
@@ -219,7 +218,7 @@ def _scalars(function: Any) -> dict[int, str]:
 
 
 def named_outputs(function: Any, out_idx: Sequence[int] | int | None) -> list[int]:
-    """Return the positions of the outputs that a PrimFunc names, or else those in `out_idx`. Raises `ValueError`."""
+    """Return the positions of the outputs that a PrimFunc names, or else that `out_idx` names. Raises `ValueError`."""
     given = [out_idx] if isinstance(out_idx, int) else out_idx
     named, n = [int(i) for i in (function.attrs or {}).get("tilelang_out_idx", given) or ()], len(function.params)
     if wrong := [i for i in named if not -n <= i < n]:

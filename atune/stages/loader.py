@@ -33,7 +33,7 @@ class LoadError(AtuneError):
 
 
 def load(artifact: Artifact) -> Callable[..., None]:
-    """Return a function that launches the kernel, and takes all of its parameters, outputs included.
+    """Return a function that takes all parameters of the kernel, including outputs, and launches the kernel.
 
     CUDA launches go to torch's current stream. A library on a noexec mount is loaded from memory. Raises `LoadError`.
     """
@@ -73,9 +73,9 @@ def unless_empty(launch: Callable[..., None], artifact: Artifact) -> Callable[..
 
 
 def checked(artifact: Artifact) -> Callable[..., None]:
-    """Load a kernel as `load` does, but raise `ValueError` or `TypeError` for arguments that do not fit.
+    """Load a kernel like `load`, but let each call raise `ValueError` or `TypeError` for arguments that do not fit.
 
-    The C function takes bare pointers, so a wrong tensor would be read out of bounds.
+    The C function takes bare pointers, so without these checks it would read a wrong tensor out of bounds.
     """
     launch, params = load(artifact), artifact.params
     shapes = [msgspec.structs.replace(param, strides=None) for param in params]
@@ -91,9 +91,9 @@ def checked(artifact: Artifact) -> Callable[..., None]:
 
 
 def calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that takes the inputs, makes the outputs and returns them, or takes every parameter.
+    """Return a function that takes the inputs and returns new outputs. The function can also take every parameter.
 
-    `launch` takes every parameter. Several outputs are returned in a list, as tilelang does. The function raises
+    `launch` takes every parameter. Several outputs are returned in a list, as in tilelang. The function raises
     `ValueError` for a wrong number of arguments.
     """
     out_idx, n = outputs.positions, len(outputs.params)
@@ -111,12 +111,12 @@ def calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Kernel:
-    """A tuned kernel. Call it with the inputs to get the outputs, or with all parameters to fill your outputs.
+    """A tuned kernel. Call it with the inputs to get the outputs, or with all parameters to fill your own outputs.
 
-    The outputs that the kernel makes are prepared as they were for its check, for example by zeroing. You prepare the
-    outputs that you pass; such a call returns None. Inputs are torch tensors with the shapes and dtypes that the kernel
-    was tuned for, on its device, and contiguous unless the parameter is declared with strides. The kernel is launched
-    on torch's current stream. While gradients are recorded, inputs that require grad are refused.
+    Outputs that the kernel makes are prepared as for the kernel's check, for example set to zero. If you pass outputs,
+    you must prepare them, and the call returns None. Inputs are torch tensors on the kernel's device, with the shapes
+    and dtypes that the kernel was tuned for. An input must be contiguous unless its parameter is declared with strides.
+    The kernel is launched on torch's current stream. While gradients are recorded, no input may require grad.
     """
 
     def __init__(self, artifact: Artifact, roles: Roles) -> None:
@@ -132,10 +132,10 @@ class Kernel:
     def as_op(self, name: str) -> Any:
         """Return the kernel as a `torch.library` custom operator, for `torch.compile` and fake tensors.
 
-        It takes the inputs and returns the outputs. `name`: includes its library. For example, ``mylib::gemm`` is
-        also ``torch.ops.mylib.gemm``. The operator stays registered until the program ends.
+        The operator takes the inputs and returns the outputs. `name`: the operator's name with its library. For
+        example, ``mylib::gemm`` is also ``torch.ops.mylib.gemm``. The operator stays registered until the program ends.
 
-        Raises `UsageError` if another kernel has the name, and for kernels that torch cannot register.
+        Raises `UsageError` if another kernel has the name, or if torch cannot register the kernel.
         """
         artifact = self.artifact
         identity = artifact.path, artifact.symbol, self.roles
@@ -146,9 +146,9 @@ class Kernel:
 
 
 def without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `run`, but raise `RuntimeError` for an argument that requires grad while gradients are recorded.
+    """Return `run`, but while gradients are recorded, raise `RuntimeError` if an argument requires grad.
 
-    No backward would lead from the outputs to that argument, so its gradient would be silently wrong.
+    The outputs would have no backward to that argument, so the argument's gradient would be silently wrong.
     """
     import torch
 
@@ -176,13 +176,12 @@ def register_op(
     identity: Hashable,
     scalars: Mapping[int, str] | None = None,
 ) -> Any:
-    """Return `call` as the `torch.library` custom operator `name`, registered until the program ends.
+    """Register `call` as the `torch.library` custom operator `name` until the program ends, and return the operator.
 
-    `call`: a function that takes all `params` but the outputs, and returns an output, or several in a sequence.
-    `roles`: the outputs, and the inputs that `call` writes into. `scalars`: names of scalar parameters, by position. If
-    an operator of the same name and `identity` is registered, it is returned.
-
-    Raises `UsageError` if another kernel or library has the name, and for kernels that torch cannot register.
+    `call`: a function that takes all `params` except outputs, and returns one output or a sequence of outputs. `roles`:
+    the outputs, and the inputs that `call` writes into. `scalars`: names of scalar parameters, by position. If an
+    operator with the same name and `identity` is already registered, this operator is returned. Raises `UsageError` if
+    another kernel or library has the name, or if torch cannot register the kernel.
     """
     import torch
 
@@ -223,7 +222,7 @@ def register_op(
 
 
 def _registered_as(name: str, identity: Hashable) -> Any:
-    """Return the operator `name` of `identity`; None if the name is free. Raises `UsageError` if it is taken."""
+    """Return the operator `name` of `identity`; None if the name is free. Raises `UsageError` if the name is taken."""
     import torch
 
     if name in _registered:

@@ -1,5 +1,5 @@
-"""Candidate → Lowered: elaborate and lower a kernel, generate its source, and read the facts known before any compiler
-runs. Keys for the artifact store cover all that decides the machine code, so equal keys mean equal code."""
+"""Candidate → Lowered: elaborate and lower a kernel, generate its source, and read facts before any compiler runs.
+Keys of the artifact store cover everything that decides the machine code, so equal keys mean equal code."""
 
 from __future__ import annotations
 
@@ -19,41 +19,46 @@ from typing import Any
 import msgspec
 
 from atune.model.artifact import Lowered
-from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate, Config
+from atune.model.candidate import COMPILE_FLAGS, FOREIGN, PASS_CONFIGS, Candidate, Config
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder, store_file
 from atune.model.layouts import Layouts, LoopFacts
 from atune.model.settings import CompileSettings
 from atune.stages import facts, tilelang
 from atune.stages.codegen import Blob, backend_context, context_of, load_ir, printed
+from atune.stages.foreign import admitted
 from atune.stages.frontend import elaborated, frontend_lock, kernel_parameters, roles_of
 from atune.stages.session import session, workload
 from atune.stages.work import work_of
 from atune.version import LIBRARIES
 
 SYMBOL = "atune_kernel_{key}"
-"""A candidate's global symbol. It is unique, so that replacing it in the source is safe."""
+"""Global symbol of a candidate's kernel. The symbol is unique, so replacing it in the source is safe."""
 
 
 def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
     """Lower a candidate. Raises the errors of elaboration and of tilelang.
 
-    Unless `anew`, return the result of an earlier run, if there is one, without a blob.
+    If `anew` is false and an earlier run lowered the kernel, return the earlier result, which has no blob.
     """
     started, work = time.perf_counter(), workload()
     context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
     how = how_of(candidate.config, session().target, session().compile, work.pass_configs)
-    function = elaborated(work.kernel, work.kernel_arguments, work.as_written(candidate.config), context.target)
+    config = dict(candidate.config)
+    foreign = config.pop(FOREIGN, None)
+    function = elaborated(work.kernel, work.kernel_arguments, work.as_written(config), context.target)
+    roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)
+    if foreign is not None:  # in place of the task's kernel, whose roles its parameters have
+        function = admitted(foreign, function, session().allow or (), on_cpu=how.kind == "c")
     function = function.with_attr("global_symbol", symbol)
     bare = ir_text(function)
     ir_key = ir_key_of(bare, how)
-    roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)
     lowered = None if anew else lowered_before(ir_key)
     if lowered is None:
         configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
         seen: list[Layouts] = []
         instruments, orders = facts.instruments(seen), list[tuple[Any, int]]()
-        key = ir_key_of(ir_text(_reordered(function, None, orders)), how)
+        key = "" if how.kind == "c" else ir_key_of(ir_text(_reordered(function, None, orders)), how)
         last = _last.get(key)
         with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments), context.target:
             if last is not None and [place for _, place in orders] in ([], [last[0]]):
@@ -65,7 +70,7 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
                 host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
             lowered = _generated(candidate, function, bare, host, device, how)
         _last.clear()
-        if how.kind != "c" and len(orders) == 1:
+        if len(orders) == 1:
             _last[key] = orders[0][1], msgspec.msgpack.decode(lowered.blob, type=Blob), seen
         with_layouts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
         lowered = msgspec.structs.replace(lowered, ir_key=ir_key, facts=with_layouts)
@@ -144,15 +149,15 @@ _DECISIVE = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_APPEND_FLAGS",
     "NVCC_PREPEND_FLAGS", "TL_TEMPLATE_PATH", "TL_CUTLASS_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
 )  # fmt: skip
-"""Environment variables that name sources or flags for compilers and tilelang."""
+"""Environment variables that give compilers and tilelang folders, sources or flags."""
 _LOWERS = re.compile(r"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_)")
 """Names of environment variables that may change the code that tilelang generates."""
 _USERS_FILES = re.compile(r"(^|\s)(-I|-i[a-z]+|--include|-B|@)")
 _USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
 _USERS_KERNEL = "code_block_source"
-"""The attribute with the text of a `T.CUDASourceCodeKernel`, which is printed among the kernels."""
+"""Attribute that holds the text of a `T.CUDASourceCodeKernel`. tilelang prints this text among the kernels."""
 _DIRECTIVE = re.compile(r"^[ \t]*#(?!pragma unroll\b|line \d|ifdef __cplusplus$|endif$)|\b_Pragma\b", re.MULTILINE)
-"""A preprocessor directive of the user among the kernels. It would also affect the kernels that follow in a library."""
+"""A user's preprocessor directive among the kernels. The directive would also affect later kernels of a library."""
 
 
 def digest(value: Any) -> str:
@@ -162,7 +167,7 @@ def digest(value: Any) -> str:
 
 @functools.cache
 def toolchain(kind: str) -> tuple[str, ...]:
-    """Return what machine code depends on: versions, compilers' files, and the CPU (for ``-march=native``)."""
+    """Return the versions, compiler files and CPU features (for ``-march=native``) that decide the machine code."""
     parts = [tilelang.__version__, str(sys.implementation.cache_tag)]
     parts += [f"{name}={os.environ.get(name)}" for name in _DECISIVE]
     compilers = [shutil.which(name) for name in ("g++", "gcc", "c++")]
@@ -181,22 +186,22 @@ def toolchain(kind: str) -> tuple[str, ...]:
 
 
 _BARE = "bare"
-"""The symbol that replaces each candidate's own when kernels are compared."""
+"""Symbol that replaces the unique symbol of each candidate's kernel when kernels are compared."""
 
 
 @dataclass(frozen=True)
 class CompileInputs:
-    """The inputs, apart from the kernel itself, on which the generated code depends."""
+    """The inputs of compilation that decide the generated code, apart from the kernel itself."""
 
     kind: str
     target: str
     flags: tuple[str, ...] | None
     pass_configs: Mapping[str, Any]
     host: str | None
-    """Target of host code; None for tilelang's choice."""
+    """Target of the host code; None to let tilelang choose."""
 
     def key(self) -> tuple[Any, ...]:
-        """Return the inputs and the toolchain as a key."""
+        """Return a key that combines the inputs with the toolchain."""
         settings = (self.target, self.flags, self.pass_configs, self.host)
         return (*settings, toolchain(self.kind))
 
@@ -207,7 +212,7 @@ def how_of(
     settings: CompileSettings,
     pass_configs: Mapping[str, Any],
 ) -> CompileInputs:
-    """Return the compile inputs of a configuration, whose own flags and pass configuration take precedence.
+    """Return the compile inputs of a configuration. Flags and passes of the configuration itself take precedence.
 
     `pass_configs`: the pass configuration of the workload.
     """
@@ -222,18 +227,18 @@ def how_of(
 
 
 def ir_text(function: Any) -> str:
-    """Return an elaborated kernel as text, with its symbol replaced."""
+    """Return an elaborated kernel as text, with a common symbol instead of its own symbol."""
     return str(tilelang.tvm.ir.save_json(function.with_attr("global_symbol", _BARE)))
 
 
 def ir_key_of(text: str, how: CompileInputs) -> str:
-    """Return the `ir_key` of an elaborated kernel from its text."""
+    """Return the `ir_key` of an elaborated kernel, which is given as text."""
     environment = sorted((name, value) for name, value in os.environ.items() if _LOWERS.match(name))
     return digest((text, *how.key(), *_generators(), environment, LoopFacts.__struct_fields__))
 
 
 def ir_digest(function: Any) -> str:
-    """Return the `Lowered.ir_digest` of an elaborated kernel, which ignores the kernel's symbol and source lines."""
+    """Return the `Lowered.ir_digest` of an elaborated kernel, in which the symbol and source lines do not count."""
     tvm, rewrites = tilelang.tvm, ("tilelang_callback_cuda_postproc", "tilelang_callback_c_host_postproc")
     if any(tvm.get_global_func(name, allow_missing=True) is not None for name in rewrites):
         return ""  # a function of the user rewrites the source that tilelang generates
@@ -243,7 +248,7 @@ def ir_digest(function: Any) -> str:
 def digest_here(
     kernel: Any, arguments: Mapping[str, Any], config: Config, target: Target, settings: CompileSettings
 ) -> str:
-    """Return the `Lowered.ir_digest` of `kernel`, in the program's process. Raises the errors of elaboration."""
+    """Return the `Lowered.ir_digest` of `kernel`. Runs in the program's process. Raises the errors of elaboration."""
     with frontend_lock:
         context = context_of(target, settings.target_host)
         return ir_digest(elaborated(kernel, arguments, config, context.target))
@@ -251,13 +256,13 @@ def digest_here(
 
 @functools.cache
 def _generators() -> tuple[Any, ...]:
-    """Return versions of libraries that generate the code. Only bugs make the code depend on a library's version."""
+    """Return the versions of the libraries that generate code. A bug in one version may change the generated code."""
     solvers = metadata.distributions(name="z3-solver")  # not every tilelang needs it
     return (LIBRARIES, *(solver.version for solver in solvers))
 
 
 def lowered_before(ir_key: str) -> Lowered | None:
-    """Return the lowered kernel of an earlier run, if the artifact store has its library as well."""
+    """Return the lowered kernel of an earlier run; None if the artifact store lacks this kernel or its library."""
     folder = artifacts_folder()
     try:
         known = msgspec.json.decode(store_file(folder, "lowered", ir_key).read_bytes(), type=Lowered)
@@ -276,8 +281,8 @@ def store_key(
 ) -> str:
     """Return the artifact store's key for the library of `kernel` with `config`; empty if the library is not stored.
 
-    Runs in the program's process, and only elaborates the kernel. `pass_configs`: the workload's. Raises the errors of
-    elaboration.
+    Runs in the program's process, and only elaborates the kernel. `pass_configs`: the pass configuration of the
+    workload. Raises the errors of elaboration.
     """
     how = how_of(config, target, settings, pass_configs)
     with frontend_lock:

@@ -1,4 +1,4 @@
-"""Device memory: how much a process used, the session's limit for it, and the causes of a lack of memory."""
+"""Device memory: the memory that a process used, the session's limit, and the reasons why memory was lacking."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from atune.stages.observer import Answer, Observer
 from atune.stages.session import session
 
 CONTEXT_BYTES = 600 << 20
-"""Device memory of a CUDA context on an H100. It counts as used memory."""
+"""Bytes of device memory that a CUDA context takes on an H100. The context counts as used memory."""
 OWN_CONTEXT_BYTES = 1 << 30
-"""Upper bound for the memory of this process's CUDA context. Memory used beyond it belongs to other processes."""
+"""Upper bound in bytes for this process's CUDA context. Memory in use beyond this bound belongs to other processes."""
 
 
 class MemoryObserver(Observer):
-    """Keeps the process on the GPU `uuid` within the session's limit, and adds its use of memory to answers.
+    """Enforces the session's memory limit on the GPU `uuid`, and adds the process's use of memory to answers.
 
     Raises `WorkloadError` if the context alone exceeds the limit.
     """
@@ -45,7 +45,7 @@ class MemoryObserver(Observer):
         return msgspec.structs.replace(answer, **self._why(answer)) if answer.kind == "out_of_memory" else answer
 
     def _why(self, failure: Failure) -> dict[str, str]:
-        """Return why memory was lacking: as a doubt if other processes use it, or as a message with the limit."""
+        """Return why memory was lacking: a doubt if other processes use the memory, or a message with the limit."""
         if others := self._others():
             return {"doubt": others}
         if (limit := session().memory_bytes) is None:
@@ -53,7 +53,7 @@ class MemoryObserver(Observer):
         return {"message": f"memory_limit allows {limit >> 20} MiB in this process: {failure.message}"}
 
     def _others(self) -> str:
-        """Describe the other users of the memory; empty if they use little, or leave enough for the limit."""
+        """Describe other processes that use the memory; empty if they use little, or leave enough for the limit."""
         import torch
 
         (free, total), own, limit = torch.cuda.mem_get_info(), torch.cuda.memory_reserved(), session().memory_bytes

@@ -1,4 +1,4 @@
-"""The protocol of observers, which note more about a measurement than its time."""
+"""The protocol of observers. An observer notes facts about a measurement in addition to its time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Observer:
     """Observes the measurements of a device's process. By default, a method does nothing and returns its argument."""
 
     def before(self) -> None:
-        """Prepare for the calls of a candidate, which come next."""
+        """Prepare for the next candidate, before its first call."""
 
     def after_call(self, arguments: KernelArguments) -> None:
-        """Note a call of the candidate, whose outputs in `arguments` are correct."""
+        """Note a call of the candidate. The outputs of the call, in `arguments`, are correct."""
 
     def after(self, timing: Timing) -> Timing:
-        """Return `timing` with more of its conditions added. Its samples were taken just now."""
+        """Return `timing` with more conditions of the measurement, right after the samples were taken."""
         return timing
 
     def record(self, answer: Answer) -> Answer:
-        """Return the answer to a job with the observations added."""
+        """Return the answer to a job, with the observations added to it."""
         return answer

@@ -1,7 +1,7 @@
-"""A worker process's session, which the worker gets at its start, and its answers about workload and space.
+"""The session that a worker process gets at its start, and the worker's answers about its workload and space.
 
-The workload's file and constraints are user code. A space is listed in short calls, so that the deadline of a call
-distinguishes a function that hangs from many functions that take time.
+The workload's file and constraints are user code. A space is listed in short calls, so a function that hangs exceeds
+the deadline of its call, but a large space with slow functions does not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _state = _SessionState()
 
 
 def begin(payload: bytes) -> bytes:
-    """Entry point: store the session. Return the fingerprint of its workload, if the session says to load it now."""
+    """Entry point: store the session. If the session asks to load its workload, return the workload's fingerprint."""
     _state.session = msgspec.msgpack.decode(payload, type=Session)
     _state.workload = None
     tempfile.tempdir = None  # the server may have set it, but this run has its own folder
@@ -40,7 +40,7 @@ def begin(payload: bytes) -> bytes:
 
 
 def written(payload: bytes) -> bytes:
-    """Entry point: a time as msgpack → those files of imported modules that were written after that time."""
+    """Entry point: msgpack of a time → the files of imported modules that were written after this time."""
     return msgspec.msgpack.encode(written_since(msgspec.msgpack.decode(payload, type=float)))
 
 
@@ -57,17 +57,17 @@ def workload() -> Workload:
 
 
 def loaded_as() -> str:
-    """Return the fingerprint of the session's workload as it was loaded here."""
+    """Return the fingerprint of the session's workload, in the version that this process loaded."""
     workload()
     return _state.fingerprint
 
 
 PART_S = 0.5
-"""Seconds after which a call answers with the results so far."""
+"""Seconds after which a call returns the results that it has so far."""
 PART = 2048
-"""Largest number of candidates that a call lists, because the program decodes them in its event loop."""
+"""Largest number of candidates that a call lists. The program decodes the candidates of a call in its event loop."""
 EARLY = 0.9
-"""Share of a call's deadline after which the worker writes its stack. At the deadline, the caller ends the worker."""
+"""Share of a call's deadline after which a worker writes its stack. The caller ends the worker at the deadline."""
 
 
 class _Space:
@@ -81,7 +81,7 @@ _space = _Space()
 
 
 def load_space(payload: bytes) -> bytes:
-    """Load a workload (`LoadSpace`) to list its space."""
+    """Load the workload of a `LoadSpace` job, whose space is listed next."""
     job = msgspec.msgpack.decode(payload, type=LoadSpace)
     with _writing_stack(job.deadline_s):
         _space.workload, _space.candidates = load(job.ref), None
@@ -91,7 +91,7 @@ def load_space(payload: bytes) -> bytes:
 
 
 def list_space(payload: bytes) -> bytes:
-    """Continue to list the space: msgpack of (seed, deadline) → the next `SpacePart`."""
+    """List the next part of the space: msgpack of (seed, deadline) → `SpacePart`."""
     seed, deadline_s = msgspec.msgpack.decode(payload, type=tuple[int, float])
     with _writing_stack(deadline_s), _space.workload.placed():
         if _space.candidates is None:
@@ -101,7 +101,7 @@ def list_space(payload: bytes) -> bytes:
 
 
 def _next_part(candidates: Candidates) -> SpacePart:
-    """List at most `PART` candidates, for at most `PART_S`. The last part includes the description of the space."""
+    """List at most `PART` candidates, for at most `PART_S` seconds. The last part also describes the whole space."""
     ends, configs = time.monotonic() + PART_S, list[Config]()
     for candidate in _space.listed:
         configs += [] if candidate is None else [candidate.config]

@@ -1,4 +1,4 @@
-"""A kernel's parameters as tensors: dtypes, sizes, strides, checks of arguments, and outputs to fill."""
+"""A kernel's parameters as tensors: dtypes, sizes, strides, checks of arguments, and new output tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def torch_dtype(name: str) -> Any:
 
 
 def memory_of(tensor: Any) -> Any:
-    """Return the memory from a tensor's first to its last element, gaps included, as a flat tensor."""
+    """Return the memory from a tensor's first element to its last element as a flat tensor, including any gaps."""
     return tensor.as_strided((launch.extent(tensor.shape, tensor.stride()),), (1,))
 
 
@@ -33,14 +33,14 @@ _INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 def bits_of(tensor: Any) -> Any:
-    """Return a view of a tensor whose elements are integers of the same size."""
+    """Return a view of a tensor in which each element is an integer of the same size."""
     import torch
 
     return tensor.view(getattr(torch, _INTEGERS[tensor.element_size()]))
 
 
 def same_bits(left: Any, right: Any) -> bool:
-    """Tell whether two tensors of the same shape and dtype hold the same bits; NaN equals itself."""
+    """Tell whether two tensors of the same shape and dtype hold the same bits. Two NaN with the same bits are equal."""
     import torch
 
     if left.element_size() not in _INTEGERS:
@@ -49,15 +49,15 @@ def same_bits(left: Any, right: Any) -> bool:
 
 
 _DIGEST_WORDS = 1 << 22
-"""Number of eight-byte words to digest at a time. These words take 32 MiB, and their products as much again."""
+"""Number of eight-byte words to digest at a time. The words take 32 MiB, and their products take another 32 MiB."""
 _DIGEST_FACTOR = -0x61C8864680B583EB
 
 
 def digest_of_bits(tensors: Sequence[Any]) -> str:
-    """Return a digest of 16 hex digits: the sum of all words, each times its own odd number, modulo 2**64.
+    """Return a digest of 16 hex digits. Each word is multiplied by its own odd number, and summed up modulo 2**64.
 
-    Equal bits have equal digests. If only one word differs, so does the digest; other differences go unnoticed with a
-    chance of about 1 in 2**63 (multiply-shift hashing; Dietzfelbinger and others, J. Algorithms 25, 1997).
+    Equal bits have equal digests. If only one word differs, the digests differ. Other differences go unnoticed with a
+    probability of about 1 in 2**63 (multiply-shift hashing; Dietzfelbinger and others, J. Algorithms 25, 1997).
     """
     import torch
 
@@ -78,7 +78,7 @@ def digest_of_bits(tensors: Sequence[Any]) -> str:
 
 @functools.cache
 def _weights(device: Any) -> Any:
-    """Return an odd number for each word: the hash of its place by splitmix64."""
+    """Return an odd number for each word. The number is the splitmix64 hash of the word's position."""
     import torch
 
     numbers = torch.arange(1, _DIGEST_WORDS + 1, dtype=torch.int64, device=device) * _DIGEST_FACTOR
@@ -101,9 +101,9 @@ def has_layout(param: KernelParam, tensor: Any) -> bool:
 def bind_dimensions(
     params: Sequence[KernelParam], arguments: Sequence[Any], known: dict[str, int] | None = None
 ) -> dict[str, int]:
-    """Read the values of symbolic dimensions and strides off the given tensors, and add them to `known`.
+    """Read the values of symbolic dimensions and strides from the given tensors, and add the values to `known`.
 
-    Raises `ValueError` if two values of the same name differ.
+    Raises `ValueError` if a dimension or stride has two different values.
     """
     known = {} if known is None else known
     for param, argument in zip(params, arguments, strict=True):
@@ -122,8 +122,8 @@ def check_arguments(
 ) -> None:
     """Raise `ValueError` or `TypeError` for an argument that the kernel cannot take.
 
-    `device`: torch's type of the device where tensors must be. None accepts tensors without memory, such as fake
-    tensors, and ignores their strides. `first`: the position of the first argument.
+    `device`: torch's type of the device on which tensors must be. If `device` is None, strides are ignored, and tensors
+    without memory, such as fake tensors, are accepted. `first`: the position of the first argument.
     """
     for position, (param, tensor) in enumerate(zip(params, arguments, strict=True), first):
         if param.shape is None:
@@ -151,9 +151,9 @@ def check_arguments(
 class Outputs:
     """Makes a kernel's outputs, uninitialised or zero, on the device of the first tensor among the arguments.
 
-    Without a tensor, outputs are on the target's current device. Dimensions may be numbers, names that a given tensor
-    or scalar binds, or sums and products of these. `scalars`: the names of scalar parameters, by position. `zero`:
-    positions of outputs and inputs to set to zero. An output that the caller gives is not changed.
+    If no argument is a tensor, outputs are on the target's current device. A dimension may be a number, a name whose
+    value follows from a given tensor or scalar, or a sum or product of names and numbers. `scalars`: names of scalar
+    parameters, by position. `zero`: positions of outputs and inputs to set to zero, except outputs that a caller gives.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Outputs:
         self._fixed = {i: self._layout(i, {}) for i in fixed}
 
     def complete(self, given: Sequence[Any]) -> Sequence[Any]:
-        """Return all arguments in order, after zeroing those named by `zero`. `given`: the inputs, or every parameter.
+        """Return all arguments in order, and set the inputs in `zero` to zero. `given`: the inputs, or all parameters.
 
         Raises the errors of `among`.
         """
@@ -185,7 +185,7 @@ class Outputs:
     def among(self, inputs: Sequence[Any]) -> list[Any]:
         """Return all arguments in order: `inputs` at their positions, and new outputs.
 
-        Raises `ValueError` if an output's size does not follow from `inputs`.
+        Raises `ValueError` if `inputs` do not determine the size of an output.
         """
         import torch
 
@@ -215,7 +215,7 @@ class Outputs:
         return arguments
 
     def _layout(self, i: int, known: Mapping[str, int]) -> tuple[list[int], list[int]]:
-        """Return an output's shape and strides; no strides if it is contiguous."""
+        """Return the shape and the strides of an output. The strides are empty for a contiguous output."""
         declared, rank = _declared(self.params[i]), len(self.params[i].shape or ())
         sizes = []
         for size in declared:

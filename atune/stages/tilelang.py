@@ -1,7 +1,8 @@
-"""The contract with tilelang: tilelang's names that atune uses, their purpose, and the parameters that atune passes.
+"""The contract with tilelang: the names of tilelang that atune uses, their purpose, and the parameters of calls.
 
-No other module of atune imports tilelang. This module does when a name such as ``tilelang.tvm`` is first used, and then
-checks the contract, unless atune was tested with that tilelang. Of atune, it imports only `model` and `errors`.
+No other module of atune imports tilelang. This module imports tilelang when a name such as ``tilelang.tvm`` is first
+used. If atune was not tested with the installed tilelang, this module then checks the contract. The only imports from
+atune are `model` and `errors`.
 """
 
 from __future__ import annotations
@@ -84,17 +85,17 @@ NAMES: dict[str, tuple[str, ...]] = {
         "inputs for tuning", "get_autotune_inputs()", "set_autotune_inputs",
     ),
 }  # fmt: skip
-"""Purpose and uses of each ``module:attribute``. The parameters in brackets are those that atune passes, by position
-and, after ``*``, by name."""
+"""Purpose and uses of each ``module:attribute``. Brackets hold the parameters that atune passes: first the parameters
+by position, then, after ``*``, the parameters by name."""
 
 NVCC, PACK_IMPORTS, LOAD_JSON = FUNCTIONS = (
     "tilelang_callback_cuda_compile", "runtime.ModulePackImportsToTensor", "node.LoadJSON",
 )  # fmt: skip
-"""Registered functions: compile device code, pack the code into a library, and load IR that was saved as JSON."""
+"""Names of registered functions that compile device code, pack device code into a library, and load IR from JSON."""
 LOAD_MODULE, KEEP_MODULE = "ffi.ModuleLoadFromFile", "ffi.ModuleGlobalsAdd"
-"""Registered functions that load a library as a module, and keep a module until the program ends."""
+"""Names of registered functions that load a library as a module, and that keep a module until the program ends."""
 L2_WINDOW = "__tvm_cuda_stream_set_access_policy_window", "__tvm_cuda_stream_reset_access_policy_window"
-"""Registered functions that host code of `T.annotate_l2_hit_ratio` calls before and after a launch."""
+"""Names of registered functions that host code calls before and after a launch with `T.annotate_l2_hit_ratio`."""
 OPERATIONS = ("tl.region", "tl.access_ptr", "tirx.tvm_access_ptr", "tirx.address_of")
 """Operations that show which memory a kernel reads and writes."""
 
@@ -104,14 +105,14 @@ REPLACED = {
     "AutoTuneImpl": ("tilelang.autotuner.tuner",),
     "AutotuneResult": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
 }
-"""Names that `atune.compat.tilelang.install` replaces, with their modules. Only the drop-in needs them."""
+"""Names that `atune.compat.tilelang.install` replaces, and the modules of each name. Only the drop-in needs these."""
 
 _PLACES = {re.split("[.:]", place)[-1]: place for place in (use.partition("(")[0] for use in NAMES)}
 _PLACES |= {name: f"tilelang:{name}" for name in (re.split(r"\W", part)[0] for part in NAMES["tilelang:"][1:])}
 
 
 def __getattr__(name: str) -> Any:
-    """Look up a name of `NAMES` in tilelang. Raises `UsageError` as `untested` does."""
+    """Look up a name of `NAMES` in tilelang. Raises the same `UsageError` as `untested`."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     untested()
@@ -121,9 +122,9 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def untested() -> str:
-    """Return a warning that atune was not tested with the installed tilelang; empty if it was.
+    """Return a warning if atune was not tested with the installed tilelang, or else an empty text.
 
-    Raises `UsageError`, with the names that are gone or changed, if that tilelang breaks the contract.
+    If the installed tilelang breaks the contract, raises a `UsageError` that lists the names that are gone or changed.
     """
     version, tested = str(importlib.import_module("tilelang").__version__), REQUIRES["tilelang"]
     if is_tested("tilelang", version):
@@ -133,11 +134,11 @@ def untested() -> str:
             f"atune does not work with tilelang {version}: {'; '.join(moved)}. "
             f"Install a tested version: pip install 'tilelang{tested}'"
         )
-    return f"atune was not tested with tilelang {version}, only with {tested}; all the names that it uses are there"
+    return f"atune was not tested with tilelang {version}, only with {tested}; all the names that atune uses are there"
 
 
 def breaches() -> list[str]:
-    """Describe the installed tilelang's breaches of the contract; empty if there are none."""
+    """Describe each way in which the installed tilelang breaks the contract; empty if it keeps the contract."""
     owners = [(use.partition("(")[0], parts) for use, (_, *parts) in NAMES.items()]
     uses = [f"{owner}.{part}".replace(":.", ":") for owner, parts in owners for part in parts]
     if differing := differences([*NAMES, *uses]):
@@ -151,7 +152,7 @@ def breaches() -> list[str]:
 
 
 def differences(uses: Iterable[str]) -> list[str]:
-    """Describe the differences between tilelang and `uses`, which are written as in `NAMES`."""
+    """Describe the differences between tilelang and `uses`, whose entries have the same form as `NAMES`."""
     return [differs for use in uses if (differs := _difference(use))]
 
 
@@ -175,7 +176,7 @@ def _difference(use: str) -> str:
 
 
 def _attribute(place: str) -> Any:
-    """Return the value of ``module:attribute``; None for an attribute of instances. Raises if either is missing."""
+    """Return the value of ``module:attribute``; None for an instance attribute. Raises if the attribute is missing."""
     module, _, path = place.partition(":")
     value: Any = importlib.import_module(module)
     for name in filter(None, path.split(".")):
@@ -188,7 +189,7 @@ def _attribute(place: str) -> Any:
 def paths() -> Any:
     """Return tilelang's module `env`, which locates tilelang's files and CUDA, without importing tilelang itself.
 
-    The compile service then need not wait seconds for the import. Raises `FileNotFoundError` without tilelang.
+    The compile service saves seconds without this import. Raises `FileNotFoundError` if tilelang is not installed.
     """
     if "tilelang" in sys.modules:
         return __getattr__("env")
@@ -205,6 +206,6 @@ def paths() -> Any:
 
 
 def nvcc() -> str:
-    """Return the nvcc that tilelang calls; empty if it finds no CUDA toolkit."""
+    """Return the path of the nvcc that tilelang calls; empty if tilelang finds no CUDA toolkit."""
     home = paths().CUDA_HOME
     return os.path.join(home, "bin", "nvcc") if home else ""

@@ -1,4 +1,4 @@
-"""Time calls on a device, kernels and references alike, and decide how many samples each call gets."""
+"""Time calls of kernels and references on a device, and decide how many samples each call gets."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from atune.stages import tilelang
 
 @dataclass(eq=False)
 class Timed:
-    """A call to time, and an untimed step `before` each call, such as restoring its inputs."""
+    """A call to time. The step `before`, for example restoring the inputs, precedes each call and is not timed."""
 
     call: Callable[[], Any]
     before: Callable[[], None] | None = None
     warm: bool = False
     """Whether the call finds its data in the L2 cache."""
     waits: bool | None = None
-    """Whether the call returns only when the device is idle; None until this is known."""
+    """Whether the call waits until the device is idle before it returns; None until this is known."""
 
     @property
     def in_a_row(self) -> int:
-        """Calls per sample: several, as in a CUDA graph, if each call must find its data in the cache."""
+        """Number of calls per sample: five, as in a CUDA graph, if each call must find its data in the cache."""
         return 5 if self.warm and self.before is None else 1
 
 
@@ -46,7 +46,7 @@ class DeviceStream:
         self.handle: int = 0 if self._stream is None else self._stream.cuda_stream
 
     def current(self) -> AbstractContextManager[Any]:
-        """Return a context in which this stream is torch's current stream. Kernels run on it, too."""
+        """Return a context in which this stream is torch's current stream, so that kernels also run on this stream."""
         import torch
 
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
@@ -56,7 +56,7 @@ MAX_SAMPLES = 10_000
 
 
 class Timer(ABC):
-    """Takes samples, in microseconds per call, on `stream`. The samples of a batch are taken without a break.
+    """Takes samples on `stream`, in microseconds per call. The samples of a batch are taken without a pause.
 
     `BATCH`: largest number of samples in a batch. `BURST`: largest number of samples of one call in a batch.
     """
@@ -76,7 +76,7 @@ class Timer(ABC):
             return samples
 
     def interleaved(self, calls: Sequence[Timed], rounds: int, n_warmup: int) -> list[list[float]]:
-        """Return the samples of each call, taken in rounds. The order of the calls rotates from round to round."""
+        """Take samples in rounds, and return the samples of each call. The order of calls rotates between rounds."""
         n = len(calls)
         order = [(k + r) % n for r in range(rounds) for k in range(n)]
         samples: list[list[float]] = [[] for _ in calls]
@@ -97,7 +97,7 @@ class Timer(ABC):
 
     @abstractmethod
     def method(self, timed: Timed) -> str:
-        """Describe the way in which samples of a call are taken."""
+        """Describe how samples of the call `timed` are taken."""
 
     @abstractmethod
     def synchronise(self) -> None:
@@ -109,7 +109,7 @@ class Timer(ABC):
 
 
 class CpuTimer(Timer):
-    """Wall time of calls in this thread. A sample of a short call is the mean of many, because the clock is coarse."""
+    """Wall time of calls in this thread. For a short call, a sample is the mean of many calls: the clock is coarse."""
 
     MIN_SAMPLE_US = 200.0
 
@@ -147,30 +147,30 @@ class CpuTimer(Timer):
 
 
 class CudaTimer(Timer):
-    """Device time between CUDA events, with every launch queued before the device reaches it.
+    """Device time between CUDA events. Every launch is queued before the device reaches the launch.
 
-    The stream first runs a device sleep. Launches and events are queued behind it, so that host delays cannot fall
-    between them. If the device wakes before the queue is complete, the batch is discarded and repeated with a longer
-    sleep. Before each launch, reading a buffer of twice the L2 cache's size evicts the cache. Reading leaves no dirty
-    lines, whose write-back would fall into the timed call. A call that must find its data in the cache instead
-    follows a previous call of the same kernel.
+    The stream first runs a device sleep. Launches and events are queued during the sleep, so delays of the host cannot
+    fall between an event and its launch. If the device wakes before the queue is complete, the batch is discarded and
+    repeated with a longer sleep. Before each launch, a buffer of twice the L2 cache's size is read to evict the cache.
+    Reading leaves no dirty lines, so no write-back falls into the timed call. A call that must find its data in the
+    cache follows another call of the same kernel, without reading the buffer.
 
-    A call waits for the device if its host code sets a limit of the context, allocates, or copies to the host. Nothing
-    can be queued behind such a call. Calls that wait are timed one at a time, and on the default stream, because
-    settings of their host code may apply only to that stream. Setting and resetting an L2 window is not timed.
+    A call waits for the device if its host code sets a limit of the context, allocates memory, or copies to the host.
+    Nothing can be queued behind a call that waits, so it is timed alone. It is timed on the default stream, because
+    settings of its host code may apply only to that stream. Setting and resetting an L2 window is not timed.
     """
 
     BATCH = 64
-    """Timed launches per batch. Each takes three entries of the driver's launch queue of 1024, and a few more if inputs
-    are restored."""
+    """Number of timed launches per batch. The driver's launch queue has 1024 entries. Each timed launch takes three
+    entries, and a few more if inputs are restored."""
     SLEEP_CYCLES, CYCLES_PER_LAUNCH = 200_000, 60_000
-    """Device sleep before a batch: about 0.1 ms, plus 35 µs for each launch that the host queues meanwhile."""
+    """Cycles of sleep before a batch: about 0.1 ms, plus 35 µs for each launch that is queued during the sleep."""
     LONGEST_SLEEP = 2_000_000_000
     PROBES = (40_000_000, 80_000_000)
-    """Device sleeps of about 20 and 40 ms. Only a call that waits for the device returns after both of them."""
+    """Cycles of two sleeps, of about 20 and 40 ms. Only a call that waits for the device outlasts both sleeps."""
     BURST = 10
-    """Largest number of samples of a call in a batch. A batch's samples share effects such as the device's clock, so a
-    median over several batches varies less."""
+    """Largest number of samples of one call in a batch. All samples of a batch share effects such as the device's
+    clock, so a median over several batches varies less."""
 
     def __init__(self, stream: DeviceStream) -> None:
         import torch
@@ -181,11 +181,11 @@ class CudaTimer(Timer):
         with stream.current():
             self.flush = torch.zeros(2 * properties.L2_cache_size // 4, dtype=torch.int32, device="cuda")
         self.patience = 1.0
-        """Factor of sleeps: doubled if the host was late, and reduced again if it was not."""
+        """Factor by which all sleeps are longer: doubled whenever the host was late, and reduced otherwise."""
         self._alone: tuple[Any, Any] | None = None
-        """Events around the call that is timed alone at the moment."""
+        """Events around the call that is currently timed alone; None if there is no such call."""
         self._windowed = False
-        """Whether the host code of that call has reset an L2 window, after launching its kernel."""
+        """Whether the call that is timed alone has already launched its kernel and reset an L2 window."""
         for name, hook in zip(tilelang.L2_WINDOW, (self._after_set, self._before_reset), strict=True):
             if (original := tilelang.tvm.get_global_func(name, allow_missing=True)) is not None:
                 tilelang.tvm.register_global_func(name, functools.partial(hook, original), override=True)
@@ -207,7 +207,7 @@ class CudaTimer(Timer):
         return [self._sample(timed) if timed.waits else next(samples) for timed in calls]
 
     def _queued(self, calls: Sequence[Timed]) -> list[float] | None:
-        """Return a sample of each call, all queued behind a sleep; None if the device woke before the last launch."""
+        """Queue all calls during a sleep, and return a sample of each; None if the device woke before the last call."""
         pairs = [self._events() for _ in calls]
         launches = sum(timed.in_a_row for timed in calls)
         cycles = int(self.patience * (self.SLEEP_CYCLES + self.CYCLES_PER_LAUNCH * launches))
@@ -228,7 +228,7 @@ class CudaTimer(Timer):
         return [begin.elapsed_time(end) * 1e3 / timed.in_a_row for timed, (begin, end) in timings]
 
     def _settle(self, timed: Timed, last: Timed | None) -> None:
-        """Prepare inputs and L2 cache for a timed call. `last`: the previous call."""
+        """Prepare the inputs and the L2 cache for a timed call. `last`: the previous call."""
         if timed.warm and timed is not last:
             self._warm(timed, 1)
         if timed.before is not None:
@@ -257,7 +257,7 @@ class CudaTimer(Timer):
         return float(begin.elapsed_time(end)) * 1e3
 
     def _after_set(self, set_window: Callable[..., Any], *arguments: Any) -> Any:
-        """Set an L2 window for host code of tilelang. The launch comes next, so the timing starts after the setting."""
+        """Set an L2 window for host code of tilelang. Start the timing afterwards, because the launch comes next."""
         done = set_window(*arguments)
         if self._alone is not None and not self._windowed:
             self.torch.cuda._sleep(self.CYCLES_PER_LAUNCH)
@@ -265,7 +265,7 @@ class CudaTimer(Timer):
         return done
 
     def _before_reset(self, reset_window: Callable[..., Any], *arguments: Any) -> Any:
-        """Reset an L2 window for host code of tilelang. The launch came before, so the timing ends before the reset."""
+        """Reset an L2 window for host code of tilelang. End the timing before that, because the launch came before."""
         if self._alone is not None:
             self._windowed = True
             self._alone[1].record()
@@ -289,23 +289,23 @@ class CudaTimer(Timer):
 
 
 def make_timer(stream: DeviceStream) -> Timer:
-    """Return the timer of calls on `stream`."""
+    """Return a timer for calls on `stream`."""
     return CudaTimer(stream) if stream.handle else CpuTimer(stream)
 
 
 PROBE = 3
-"""Samples that every candidate gets."""
+"""Number of samples that every candidate gets."""
 SECOND_LOOK = 8
-"""Samples of a candidate that is not clearly slow."""
+"""Number of samples after which a candidate that is not clearly slow is judged again."""
 PLAINLY_SLOW, SLOW = 1.5, 1.1
-"""A candidate is given up if its fastest sample is slower than the best median by the first factor after `PROBE`
-samples, or by the second after `SECOND_LOOK`. The fastest sample decides, so disturbed samples exclude no candidate."""
+"""Largest ratios of a candidate's fastest sample to the best median, after `PROBE` and after `SECOND_LOOK` samples. A
+slower candidate is given up. The fastest sample decides, so that disturbed samples exclude no candidate."""
 KNOWN_WITHIN = 0.005
-"""The median is known if its 95 % interval extends by at most this share of the median to either side."""
+"""The median is known if its 95 % interval extends to either side by at most this share of the median."""
 MOST_TIMES = 4
-"""A candidate whose median is not yet known gets at most `n_repeat` samples times this number."""
+"""While a candidate's median is not known, the candidate gets at most this number times `n_repeat` samples."""
 EXTRA_US = 20_000.0
-"""If a candidate's samples took this long, it gets no more than `n_repeat`: long calls vary little and cost much."""
+"""Total microseconds after which a candidate gets no more than `n_repeat` samples: long calls vary little."""
 
 
 def still_wanted(
@@ -316,10 +316,10 @@ def still_wanted(
     factor: float | None = None,
     until_known: bool = False,
 ) -> int:
-    """Return the number of samples to take after `samples_us`; 0 if they suffice.
+    """Return the number of samples to take after `samples_us`; 0 if there are enough samples.
 
-    `best_ms`: the best median of first timings so far; None to take all `n_repeat` samples together. `factor` replaces
-    both limits. If `until_known`, `n_repeat` more samples are taken while the median is not known.
+    `best_ms`: the best median of first timings so far; None to take all `n_repeat` samples at once. `factor`: replaces
+    `PLAINLY_SLOW` and `SLOW`. `until_known`: whether to take `n_repeat` more samples while the median is not known.
     """
     have = len(samples_us)
     steps = [(PROBE, PLAINLY_SLOW), (SECOND_LOOK, SLOW)] if factor is None else [(PROBE, factor)]
@@ -337,7 +337,7 @@ def still_wanted(
 
 
 def counts(settings: BenchmarkSettings, estimate_us: float) -> tuple[int, int]:
-    """Return (warm-up calls, samples): the numbers in `settings`, or as many as fit into the times given there."""
+    """Return the numbers of warm-up calls and of samples, which `settings` gives as numbers or as total times."""
     n_warmup, n_repeat = settings.n_warmup, settings.n_repeat
     if settings.warmup_ms is not None:
         n_warmup = math.ceil(settings.warmup_ms * 1e3 / max(estimate_us, 0.1))

@@ -1,9 +1,9 @@
-"""Work of a block, read off the kernel before lowering: products, copies and arithmetic; and functions that read TIR.
+"""Work of a block: products, copies and arithmetic, which are read from the kernel before lowering.
 
-A statement counts as often as the loops around it run. If this number depends on the block, its average counts.
-Values that depend on loop variables, such as a guard at a tensor's end, are estimated from a sample. Values that depend
-on a call or on a thread's number are unknown. A value is an int if all blocks have the same value, else an array with a
-value for each block. For large grids and for loops, arrays hold samples.
+A statement counts as many times as a block runs it. If this number differs between blocks, its average counts. Values
+that depend on loop variables, such as a guard at the end of a tensor, are estimated from a sample. Values that depend
+on a call or on a thread's number are unknown. A value is an int if it is the same in all blocks, or else an array with
+one entry for each block. For large grids and for loops, the array holds samples.
 """
 
 from __future__ import annotations
@@ -20,25 +20,30 @@ from atune.model.artifact import Access, BlockWork, Gemm
 from atune.stages import tilelang
 
 PARALLEL, VECTORIZED = 1, 2
-"""tilelang's kinds of loops: over threads, and over vector lanes."""
+"""Kinds of loops in tilelang: loops over threads, and loops over vector lanes."""
 COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
 GEMMS = frozenset({"tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm"})
+REDUCE = "tl.tileop.reduce"
 IN_REGISTERS = frozenset({
-    "tl.tileop.fill", "tl.tileop.reduce", "tl.tileop.cumsum", "tl.tileop.cummax", "tl.tileop.reducer_init",
+    "tl.tileop.fill", REDUCE, "tl.tileop.cumsum", "tl.tileop.cummax", "tl.tileop.reducer_init",
     "tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2",
 })  # fmt: skip
 """Operations on tiles that stay within the block's registers and shared memory."""
+MMA_LANES = 4
+"""Threads that share a row of a product's result (PTX ISA, the layouts of mma and wgmma)."""
+SHUFFLE_OPS = 5
+"""Operations that take a multiprocessor as long as a shuffle and a sum (CUDA C++ Programming Guide, throughput)."""
 SPECIAL = frozenset({"exp", "exp2", "exp10", "log", "log2", "log1p", "rsqrt", "sqrt", "tanh", "sin", "cos", "pow",
                      "sigmoid", "erf"})  # fmt: skip
 WARP = 32
-"""Threads of a warp, and banks of shared memory, each 32 bits wide (CUDA C++ Programming Guide)."""
+"""Number of threads in a warp, and of banks in shared memory. A bank is 32 bits wide (CUDA C++ Programming Guide)."""
 THREAD = frozenset({"tl.launch_thread_idx"})
 HIDDEN = ("mma", "extern", "ldmatrix", "access_ptr", "address_of", "bulk", "cp_async")
-"""Parts of the names of intrinsics whose work is unknown."""
+"""Intrinsics whose names contain one of these parts do work that is unknown."""
 
 
 def work_of(function: Any) -> BlockWork | None:
-    """Return the work of a block of `function`, an elaborated PrimFunc; None if any of it is unknown."""
+    """Return the work of a block of `function`, an elaborated PrimFunc; None if any part of the work is unknown."""
     try:
         reader = _Reader(tensors=list(function.buffer_map.values()))
         reader.statement(function.body, _Place())
@@ -49,10 +54,10 @@ def work_of(function: Any) -> BlockWork | None:
 
 @dataclass(frozen=True)
 class _Place:
-    """Context of a statement. `serial`: how often a block runs it, as an int or an array over the blocks.
+    """Context of a statement. `serial`: how often a block runs the statement, as an int or an array over the blocks.
 
-    `parallel`: extents of the parallel loops around it, by variable. `width`: elements that the kernel asks a thread to
-    move in one access.
+    `parallel`: extents of the parallel loops around the statement, by loop variable. `width`: number of elements that
+    the kernel asks a thread to move in one access.
     """
 
     serial: Any = 1
@@ -65,7 +70,7 @@ class _Place:
 
     @property
     def times(self) -> float:
-        """How often a block runs the statement, on average."""
+        """Average number of times that a block runs the statement."""
         return mean(self.serial)
 
     @property
@@ -79,25 +84,33 @@ class _Reader:
 
     tensors: Sequence[Any]
     grid: dict[Any, int] = field(default_factory=dict)
-    """Variables of the grid, with their extents, except extents that depend on the call."""
+    """Extents of the grid, by variable. Extents that depend on the call are omitted."""
     blocks: dict[Any, Any] = field(default_factory=dict)
-    """Values over the blocks, by variable: the grid's variables, and variables bound to values computed from them."""
+    """Values over the blocks, of each grid variable and of each variable that is computed from grid variables."""
     loops: dict[Any, Any] = field(default_factory=dict)
-    """Variables of the loops, and their extents."""
+    """Extents of the loops, by loop variable."""
     axes: dict[Any, set[str]] = field(default_factory=dict)
-    """Axes of the grid on which bound variables depend."""
+    """Axes of the grid on which bound variables, and the data of variables that are assigned to, depend."""
     own: set[Any] = field(default_factory=set)
     """Variables that depend on a thread's number."""
     threads: int = 1
     gemms: list[Gemm] = field(default_factory=list)
     sums: dict[Any, int] = field(default_factory=dict)
-    """Data of fragments that hold a product's result or a copy of it, with the product's place in `gemms`."""
+    """Index in `gemms` of the product whose result, or a copy of it, a fragment holds. Keys are data of fragments."""
     reads: list[Access] = field(default_factory=list)
     writes: list[Access] = field(default_factory=list)
     shared_bytes: float = 0.0
     ops: float = 0.0
     special: float = 0.0
+    exchanges: float = 0.0
     registers: int = 0
+    """Bytes of arrays of single threads, for all threads together."""
+    clock: int = 0
+    """Number of statements so far."""
+    held: dict[Any, list[int]] = field(default_factory=dict)
+    """Bytes of each fragment, by its data, and the numbers of the first and the last statement that touch it."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Numbers of the statements before each serial loop, and at its end; inner loops come first."""
     stages: int = 0
     steps: float = 1.0
     pipelined: float = 0.0
@@ -111,19 +124,23 @@ class _Reader:
             shared_bytes=self.shared_bytes,
             scalar_ops=self.ops,
             special_ops=self.special,
-            fragment_registers=-(-self.registers // (4 * self.threads)),
+            exchanges=self.exchanges,
+            fragment_registers=-(-(self.registers + self.fragment_bytes()) // (4 * self.threads)),
             stages=self.stages,
             steps=self.pipelined or self.steps,
             threads=self.threads,
-            tensor_bytes=self.tensor_bytes(),
+            tensor_bytes=size_of(self.tensors),
             block_order=self.order,
         )
 
-    def tensor_bytes(self) -> int | None:
-        try:
-            return sum(buffer_bytes(buffer) for buffer in self.tensors)
-        except Unknown:
-            return None
+    def fragment_bytes(self) -> int:
+        """Return the most bytes of fragments that hold values between two statements."""
+        alive = list[tuple[int, int, int]]()
+        for size, first, last in self.held.values():
+            for begin, end in self.spans:  # the loop's next iteration needs what was there before the loop
+                last = end if first <= begin < last <= end else last
+            alive.append((size, first, last))
+        return max(sum(size for size, first, last in alive if first <= at < last) for at in range(self.clock + 1))
 
     # ---- statements
 
@@ -132,7 +149,17 @@ class _Reader:
         visit = getattr(self, f"_{kind}", None)
         if visit is None:
             raise Unknown(kind)
+        if kind in ("BufferStore", "Evaluate"):
+            self._hold(node)
         visit(node, place)
+
+    def _hold(self, node: Any) -> None:
+        """Note which fragments a statement touches."""
+        self.clock += 1
+        for child in nodes_of(node):
+            buffer = getattr(child, "buffer", None)
+            if buffer is not None and str(buffer.scope()) == "local.fragment":
+                self.held.setdefault(buffer.data, [buffer_bytes(buffer), self.clock, 0])[2] = self.clock
 
     def _SeqStmt(self, node: Any, place: _Place) -> None:
         for statement in node.seq:
@@ -148,7 +175,6 @@ class _Reader:
         for buffer in node.alloc_buffers:
             size = buffer_bytes(buffer)
             scope = str(buffer.scope())
-            self.registers += size if scope == "local.fragment" else 0
             self.registers += size * self.threads if scope == "local" else 0
         self.statement(node.body, place)
 
@@ -184,10 +210,12 @@ class _Reader:
         inner = replace(place, serial=place.serial * times)
         if (stages := node.annotations.get("num_stages")) is not None and int(stages) >= self.stages:
             self.stages, self.pipelined = int(stages), max(self.pipelined, inner.times)
+        before = self.clock
         self.statement(node.body, inner)
+        self.spans.append((before, self.clock))
 
     def _bound(self, node: Any, place: _Place) -> None:
-        """Read a loop over the blocks, or threads, of one axis."""
+        """Read a loop that stands for the blocks or for the threads along one axis."""
         tag, extent = str(node.thread_binding.thread_tag), self.value(node.extent)
         if tag.startswith("threadIdx.") and isinstance(extent, int):  # as tilelang 0.1.14 launches threads
             self.threads *= extent
@@ -203,6 +231,8 @@ class _Reader:
 
     def _IfThenElse(self, node: Any, place: _Place) -> None:
         condition = self.value(node.condition)
+        if condition is None and self._guards_an_edge(node.condition, place):
+            condition = 1
         if condition is None:
             raise Unknown(f"a branch on {node.condition}")
         self.expression(node.condition, place)
@@ -210,8 +240,17 @@ class _Reader:
         if node.else_case is not None:
             self.statement(node.else_case, replace(place, serial=place.serial * (1 - condition)))
 
+    def _guards_an_edge(self, condition: Any, place: _Place) -> bool:
+        """Tell whether `condition` keeps a tile's loop below a bound of the block, which most blocks do not reach."""
+        nodes = nodes_of(condition)
+        return any(node in place.parallel for node in variables_of(condition)) and not any(
+            type(node).__name__ == "BufferLoad" for node in nodes
+        )
+
     def _BufferStore(self, node: Any, place: _Place) -> None:
         self.touch(node.buffer, node.indices, place, store=True)
+        if str(node.buffer.scope()) == "local.var":
+            self.axes.setdefault(node.buffer.data, set()).update(self.axes_of(node.value))
         for part in (node.value, *node.indices):
             self.expression(part, place)
 
@@ -226,8 +265,22 @@ class _Reader:
             self._copy(call, place)
         elif name in IN_REGISTERS:
             self.ops += place.times * place.all_elements * elements_of(region(call.args[0])[1])
+            if name == REDUCE:
+                self._reduce(call, place)
         else:
             self.expression(call, place)
+
+    def _reduce(self, call: Any, place: _Place) -> None:
+        """Count the exchanges between the threads that share a row; each halves the number of partial results."""
+        source, row, _ = region(call.args[0])
+        rows = elements_of(region(call.args[1])[1])
+        columns = max(1, elements_of(row) // rows)
+        sharing = MMA_LANES if source.data in self.sums else min(WARP, -(-columns // 4))
+        sharing = max(1, self.threads // rows, min(sharing, self.threads))
+        levels = math.ceil(math.log2(min(sharing, columns)))
+        # The threads of a single warp each keep another row's result, so that the rows wait for each other.
+        self.exchanges += place.times * levels * (rows if self.threads <= WARP else 1)
+        self.ops += place.times * rows * sharing * levels * SHUFFLE_OPS
 
     def _gemm(self, call: Any, place: _Place) -> None:
         m, n, k, policy = (self.value(call.args[i]) for i in (5, 6, 7, 8))
@@ -254,7 +307,8 @@ class _Reader:
         elements = min(elements_of(extents) for _, extents, _ in regions)
         for (buffer, _, indices), store in zip(regions, (False, True), strict=True):
             n_bytes = place.times * place.all_elements * elements * element_bits(buffer.dtype) / 8
-            self._moved(buffer, indices, n_bytes, place, store)
+            row = int(max(extents[-1] for _, extents, _ in regions))
+            self._moved(buffer, indices, n_bytes, place, store, uneven=not store and row & (row - 1) != 0)
 
     # ---- expressions
 
@@ -292,8 +346,8 @@ class _Reader:
     def waste(self, buffer: Any, indices: Any, parallel: Mapping[Any, int]) -> float:
         """Return the factor by which bank conflicts multiply the cost of an access to shared memory.
 
-        The threads of a warp run successive iterations. Threads whose words are in the same bank take turns. Successive
-        elements are moved together, without a conflict.
+        The threads of a warp run successive iterations. Threads whose words are in the same bank take turns. If
+        successive threads access successive elements, the elements are moved together without a conflict.
         """
         import numpy as np
 
@@ -312,7 +366,9 @@ class _Reader:
         words = np.unique(place * bits // 32)
         return float(np.bincount(words % WARP).max() * 32 / bits)
 
-    def _moved(self, buffer: Any, indices: Any, n_bytes: float, place: _Place, store: bool) -> None:
+    def _moved(
+        self, buffer: Any, indices: Any, n_bytes: float, place: _Place, store: bool, uneven: bool = False
+    ) -> None:
         scope = str(buffer.scope())
         if scope.startswith("shared"):
             self.shared_bytes += n_bytes
@@ -320,15 +376,16 @@ class _Reader:
             return
         axes = "".join(sorted(set().union(*(self.axes_of(index) for index in indices))))
         width = None if place.width is None else place.width * element_bits(buffer.dtype) // 8
-        access = Access(n_bytes=n_bytes, axes=axes, steps=place.times, width=width)
+        access = Access(n_bytes, axes, place.times, width, size_of([buffer]), uneven)
         (self.writes if store else self.reads).append(access)
         self.steps = max(self.steps, place.times)
 
     def axes_of(self, node: Any) -> set[str]:
-        return set().union(*(self.axes.get(variable, set()) for variable in variables_of(node)))
+        loads = (child.buffer.data for child in nodes_of(node) if type(child).__name__ == "BufferLoad")
+        return set().union(*(self.axes.get(variable, set()) for variable in (*variables_of(node), *loads)))
 
     def value(self, node: Any) -> Any:
-        """Return an expression's value: an int, or an array over the blocks; None if unknown."""
+        """Return the value of an expression: an int, an array over the blocks, or None for an unknown value."""
         kind = type(node).__name__
         if kind == "IntImm":
             return int(node.value)
@@ -350,12 +407,12 @@ class _Reader:
 
 
 def evaluated(node: Any, values: Mapping[Any, Any]) -> Any:
-    """Evaluate an expression for the `values` of its variables, which may be arrays. Return None if unknown."""
+    """Return an expression's value for `values` of its variables, which may be arrays; None if it is unknown."""
     return _Reader(tensors=(), blocks={**values}).value(node)
 
 
 class Unknown(Exception):
-    """Some of the kernel's work depends on a call, or cannot be known."""
+    """Some of the kernel's work depends on a call, or cannot be determined."""
 
 
 def region(node: Any) -> tuple[Any, tuple[Any, ...], Any]:
@@ -375,19 +432,27 @@ def name_of(node: Any) -> str:
 
 
 def elements_of(extents: Any) -> int:
-    """Return the product of `extents`. Raises `Unknown` if one depends on the call."""
+    """Return the product of `extents`. Raises `Unknown` if an extent depends on the call."""
     if not all(type(extent).__name__ in ("IntImm", "int") for extent in extents):
         raise Unknown(f"a shape of {extents}")
     return math.prod(int(extent) for extent in extents)
 
 
 def buffer_bytes(buffer: Any) -> int:
-    """Return the bytes of a buffer. Raises `Unknown` if its shape depends on the call."""
+    """Return the size of a buffer in bytes. Raises `Unknown` if the buffer's shape depends on the call."""
     return elements_of(buffer.shape) * element_bits(buffer.dtype) // 8
 
 
+def size_of(buffers: Sequence[Any]) -> int | None:
+    """Return the bytes of all `buffers`; None if a shape depends on the call."""
+    try:
+        return sum(map(buffer_bytes, buffers))
+    except Unknown:
+        return None
+
+
 def element_bits(dtype: Any) -> int:
-    """Return the bits of an element, including all of its lanes."""
+    """Return the number of bits in an element, including all lanes of the element."""
     kind = tilelang.tvm.DataType(text_of(dtype))
     return int(kind.bits) * int(kind.lanes)
 
@@ -417,12 +482,12 @@ def nodes_of(root: Any) -> list[Any]:
 
 
 def variables_of(node: Any) -> list[Any]:
-    """Return the variables of an expression, including the indices of its loads."""
+    """Return the variables of an expression, including variables in the indices of loads."""
     return [child for child in nodes_of(node) if type(child).__name__ in ("Var", "SizeVar")]
 
 
 MOST_BLOCKS = 4096
-"""Averages are over all blocks of a grid up to this size, and over evenly spaced blocks of a larger grid."""
+"""Largest number of blocks over which averages are taken. For a larger grid, evenly spaced blocks are used."""
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "FloorDiv": operator.floordiv,
@@ -432,7 +497,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def combined(kind: str, a: Any, b: Any) -> Any:
-    """Apply the operation with TIR's name `kind` to two values. Return None for a division by zero."""
+    """Apply the TIR operation named `kind` to two values. Return None for a division by zero."""
     if kind in ("FloorDiv", "FloorMod") and isinstance(b, int) and b == 0:
         return None
     if kind in BINARY:
@@ -451,7 +516,7 @@ def _plain(value: Any) -> Any:
 
 
 def values_of(grid: Mapping[Any, int]) -> dict[Any, Any]:
-    """Return each grid variable's values over the blocks, or over evenly spaced blocks of a large grid."""
+    """Return the values of each grid variable over all blocks. For a large grid, use evenly spaced blocks."""
     import numpy as np
 
     whole = math.prod(grid.values()) <= MOST_BLOCKS
@@ -466,7 +531,7 @@ def values_of(grid: Mapping[Any, int]) -> dict[Any, Any]:
 
 
 def sampled(extent: Any, number: int, points: int) -> Any:
-    """Return values of a loop's variable, spread evenly over its extent, and differently for each `number`."""
+    """Return values of a loop variable that are spread evenly over its extent. Each `number` gives other values."""
     import numpy as np
 
     step = math.sqrt(PRIMES[number % len(PRIMES)])  # irrational, so that no value is missed

@@ -57,10 +57,11 @@ class TestReal:
         ("change", "message"),
         [
             ("inputs=[]", r"inputs gave 0 tensors, but the kernel has 1 output \(parameter 1\) and 1 input"),
-            ("inputs=lambda scale: []", "argument: 'scale'; it can take these by name: parameters$"),
+            ("inputs=lambda scale: []", "argument: 'scale'; available arguments: parameters$"),
             (
                 "reference=lambda x, y, z: x",
-                r"'y' and 'z'; it gets the kernel's inputs; the kernel has 1 output \(parameter 1\) and 1 input",
+                r"'y' and 'z'; the function gets the kernel's inputs; "
+                r"the kernel has 1 output \(parameter 1\) and 1 input",
             ),
             ("reference=lambda x: 5", r"the reference returned an int"),
         ],

@@ -98,7 +98,7 @@ def test_exec_without_its_source_says_what_to_do() -> None:
     text = KERNEL.format(body="pass", last="")
     names: dict[str, Any] = {"__name__": "made_by_exec"}
     exec(text, names)
-    told = r"put the kernel into a file, .* given to python -c .* needs its text, too: Workload\(source=\.\.\.\)"
+    told = r"put the kernel into a file, .* given to python -c .* also needs its text: Workload\(source=\.\.\.\)"
     with pytest.raises(NoWinner, match=told):
         run(Workload(names["kernel"], [{"x": 0}]), target="c", **QUICK)
 
@@ -122,7 +122,7 @@ async def test_a_tuner_is_one_run() -> None:
     tuner = Tuner(machine=FakeMachine(2))
     async with tuner:
         first = await tuner.result()
-    with pytest.raises(UsageError, match="it was entered before, and carries out a single run: make another"):
+    with pytest.raises(UsageError, match="this Tuner was entered before, and carries out a single run: make another"):
         async with tuner:
             pass
     assert await tuner.result() is first

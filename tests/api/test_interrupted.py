@@ -71,5 +71,5 @@ async def test_a_run_that_ends_before_its_first_event_names_no_journal(
     monkeypatch.setattr(Recorder, "go_on", end)
     with scope, pytest.raises(anyio.get_cancelled_exc_class()) as raised:
         await tune(machine=FakeMachine(2), journal=tmp_path / "run.jsonl")
-    assert raised.value.__notes__ == ["tuning interrupted; 0 measured, and no journal kept"]
+    assert raised.value.__notes__ == ["tuning interrupted; 0 candidates measured, but no journal kept"]
     assert not (tmp_path / "run.jsonl").exists()

@@ -83,8 +83,8 @@ WRONG: list[tuple[str, str, Any, str]] = [
     # a run
     ("run", "accept", 3, "accept: give some of kernel, target"),
     ("run", "journal", 3, "journal must be a path, got 3"),
-    ("run", "on_event", 3, "on_event must be a function of an event, got 3"),
-    ("run", "on_event", functools.partial(listening), "on_event must be a plain function, because it is called"),
+    ("run", "on_event", 3, "on_event must be a function that takes an event, got 3"),
+    ("run", "on_event", functools.partial(listening), "on_event must be a plain function, because atune does not"),
     ("run", "seed", -1, "seed must be a whole number >= 0, got -1"),
     ("run", "target", "hip", "target 'hip' is not supported: use auto, cuda"),
     ("run", "strategy", "genetic", "strategy 'genetic' is unknown; choose auto, exhaustive, random"),

@@ -430,4 +430,4 @@ def test_a_finished_run_says_that_its_file_was_written_since(
     assert main(["resume", str(journal)]) == 0
     err = capsys.readouterr().err
     assert f"the run of {journal} is finished" in err
-    assert (f"{file} was edited since: atune tune '{file}' tunes the new version" in err) == told
+    assert (f"{file} was edited after the run: atune tune '{file}' tunes the new version" in err) == told

@@ -110,5 +110,5 @@ def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "cannot write" in printed(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
     for chosen in (("--kernel", "nope"), ("--key", "zz")):
         told = printed(capsys, "export", *chosen, "-o", str(tmp_path / "x"), status=2)
-        assert "the result cache has no such result: atune cache ls lists its results" in told
+        assert "the result cache has no result for this kernel or key: atune cache ls lists all results" in told
     assert not (tmp_path / "x").exists()

@@ -43,7 +43,7 @@ def test_a_configuration_that_does_not_lower_is_the_answer(capsys: pytest.Captur
         ([WEIGHTED, "--config", "128"], "--config '128': give each name once"),
         ([WEIGHTED, "--config", "a=1,a=2"], "--config 'a=1,a=2': give each name once"),
         ([WEIGHTED, "--config", "a=1), _(b=2"], "--config 'a=1), _(b=2': give each name once"),
-        ([WEIGHTED, "--config", "a=1", "--config", "a=2", "--config", "a=3"], "give one, or two"),
+        ([WEIGHTED, "--config", "a=1", "--config", "a=2", "--config", "a=3"], "give one, or give two"),
         ([JOURNAL, "--config", "a=1"], "give the candidate's INDEX"),
         ([WEIGHTED, "--arg", "N=1,2"], "--arg N: explain takes a single problem: give N a single value"),
         ([JOURNAL, "12345"], f"has no candidate 12345; to list its candidates: atune replay {JOURNAL} --table"),

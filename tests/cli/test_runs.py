@@ -89,7 +89,7 @@ def test_a_run_that_is_written_is_running(folder: Path, capsys: Any) -> None:
 def test_without_runs_it_says_how_to_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["runs"]) == 0
-    assert capsys.readouterr().out == "no runs yet: atune tune FILE.py\n" and not list(tmp_path.iterdir())
+    assert capsys.readouterr().out == "no runs yet; start with: atune tune FILE.py\n" and not list(tmp_path.iterdir())
     assert main(["replay", "latest"]) == 2
     assert "atune runs lists 0 runs" in capsys.readouterr().err
 
@@ -203,8 +203,8 @@ def test_a_finished_set_is_shown_and_nothing_runs(set_folder: Path, tmp_path: Pa
     assert main(["resume", str(set_folder)]) == 0
     out, err = capsys.readouterr()
     assert "problems   3 of 3 have a winner" in out and len(err.splitlines()) == 1
-    assert f"the run of {set_folder} is finished: nothing is left to do" in err
-    assert f"{file} was edited since: atune tune {file} tunes the new version" in err
+    assert f"the run of {set_folder} is finished, so there is nothing left to do" in err
+    assert f"{file} was edited after the run: atune tune {file} tunes the new version" in err
 
 
 def test_an_interrupted_set_says_how_it_goes_on(set_folder: Path, capsys: Any) -> None:

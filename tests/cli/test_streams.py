@@ -87,7 +87,7 @@ def test_a_run_whose_output_is_closed_or_full_ends_with_its_status(
     assert replay(tmp_path / "j").latency_ms == 1.0
     assert b"Traceback" not in done.stderr and b"bug in atune" not in done.stderr
     if streams == ">/dev/full":
-        last = f"atune: cannot write to stdout: No space left on device; the result: atune replay {tmp_path}/j\n"
+        last = f"atune: cannot write to stdout: No space left on device; to see the result: atune replay {tmp_path}/j\n"
         assert done.stderr.endswith(last.encode())
     if streams.startswith("2>"):
         assert b"winner" in done.stdout or json.loads(done.stdout.splitlines()[-1])["latency_ms"] == 1.0

@@ -13,7 +13,7 @@ import tilelang
 from atune.model.requirements import REQUIRES
 
 WORKLOAD = f"{Path(__file__).parents[1]}/workloads.py:SCALE"
-FITS = "atune was not tested with tilelang {}, only with {}; all the names that it uses are there"
+FITS = "atune was not tested with tilelang {}, only with {}; all the names that atune uses are there"
 DOES_NOT = (
     "atune does not work with tilelang 99.0: tilelang.engine.lower.device_codegen_without_compile is gone. "
     "Install a tested version: pip install 'tilelang{}'"

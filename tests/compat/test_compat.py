@@ -84,7 +84,7 @@ def test_what_has_no_meaning_here_warns_once_and_says_what_happens(
 def test_what_only_the_run_can_find_is_a_value_error_too() -> None:
     with pytest.raises(ArgumentError, match="out_idx 9: the kernel has 2 parameters"):
         cpu_tuner().set_compile_args(out_idx=[9], target="c").run()
-    with pytest.raises(ArgumentError, match="configs: its function must take the call's arguments: too many"):
+    with pytest.raises(ArgumentError, match="configs: the function must take the call's arguments: too many"):
         cpu_tuner(configs=lambda: BLOCKS).run()
 
 

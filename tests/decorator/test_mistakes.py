@@ -22,7 +22,7 @@ from atune.model.settings import Budget
 @pytest.mark.parametrize("option", ["space", "key", "tune_on"])
 def test_a_function_of_other_arguments_than_the_call_s_is_refused_by_its_option(option: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"space": {"block": [16, 64]}, option: lambda A, B: [{"block": 16}]}
-    message = rf"^{option}: its function must take the call's arguments: missing a required argument: 'B'$"
+    message = rf"^{option}: the function must take the call's arguments: missing a required argument: 'B'$"
     with pytest.raises(UsageError, match=message):
         atune.autotune(shift, **options, cache=tmp_path)(torch.zeros(64))
 
@@ -170,5 +170,5 @@ def test_tuning_takes_what_tune_takes_and_refuses_what_it_refuses(tmp_path: Path
     with pytest.raises(UsageError, match="strategy 'bayesian' learns while candidates compile"):
         atune.autotune(shift, space={"block": [16]}, tuning={"strategy": "bayesian", "pipeline": False})
     kernel = atune.autotune(shift, space={"block": [16]}, tune_on=lambda A, **_: {"block": 16}, cache=tmp_path)
-    with pytest.raises(UsageError, match="'block' is given by tune_on, so nothing is tuned; leave it to"):
+    with pytest.raises(UsageError, match="'block' is given by tune_on, so nothing is tuned; leave this argument to"):
         kernel(torch.zeros(64))

@@ -143,7 +143,7 @@ def test_a10_a_configuration_that_cannot_be_elaborated_fails_alone(run: Any) -> 
 @pytest.mark.parametrize("target", ["c", "sm_90a"])
 @pytest.mark.parametrize("backend", ["torch", "dlpack", "cutedsl"])
 def test_a11_an_execution_backend_that_the_target_lacks_is_refused(target: str, backend: str) -> None:
-    """If the target lacks a backend, the error lists the target's backends; atune never takes another backend."""
+    """If the target lacks a backend, the error lists the target's backends. atune never takes another backend."""
     match = rf"^execution_backend must be one of auto, .* for target .*, got '{backend}'$"
     with pytest.raises(ArgumentError, match=match):
         AutoTuner(scaled, BLOCKS).set_compile_args(target=target, execution_backend=backend)
@@ -153,7 +153,7 @@ def test_a11_an_execution_backend_that_the_target_lacks_is_refused(target: str, 
 
 
 def test_a12_devices_can_be_named() -> None:
-    """`benchmark_devices` names the GPUs to measure on; on the command line, repeat `--devices`."""
+    """`benchmark_devices` names the GPUs to measure on. On the command line, `--devices` can be repeated."""
     assert planned(benchmark_multi_gpu=True, benchmark_devices=[1, 0, 1]).devices == ("1", "0")
     given = make_parser().parse_args(["tune", "gemm.py", "--devices", "0", "--devices", "1"])
     assert given.devices == ["0", "1"]
@@ -193,7 +193,7 @@ def test_a16_each_gpu_has_inputs_of_its_own() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
 async def test_a17_a_gpu_that_is_not_as_fast_as_the_others_is_left_out(slow: str) -> None:
-    """Each GPU times the reference; if its time deviates, its figures do not count, and other GPUs repeat its work."""
+    """Each GPU times the reference. If a GPU's time deviates, its figures do not count, and others repeat its work."""
     script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
     run = await finish(FakeMachine(24, script, devices=3))
     [excluded] = run.of(events.DeviceExcluded)
@@ -224,7 +224,7 @@ def test_a18_a_kernel_that_never_ends_is_killed_at_its_deadline() -> None:
     [("fault", 1), ("worker_lost", 1), *((kind, 0) for kind in ("mismatch", "unwritten", "load", "out_of_memory"))],
 )
 async def test_a19_a_candidate_that_fails_or_ends_its_process_disturbs_no_other(kind: Any, lost: int) -> None:
-    """If a candidate ends its process, a new process measures the rest; after other failures the process goes on."""
+    """If a candidate kills its process, a new process measures the rest. After other failures the process goes on."""
     machine = FakeMachine(10, Script(fails={3: kind}))
     run = await finish(machine)
     assert [(e.index, e.kind) for e in run.of(events.BenchmarkFailed)] == [(3, kind)]
@@ -237,7 +237,7 @@ async def test_a19_a_candidate_that_fails_or_ends_its_process_disturbs_no_other(
 
 @pytest.mark.anyio
 async def test_a20_leaving_a_run_early_cancels_what_is_under_way() -> None:
-    """Leaving a run early cancels its compiles and measurements, and starts no more."""
+    """Leaving a run early cancels the compiles and measurements under way, and starts no others."""
     machine = FakeMachine(500)
     async with atune.Tuner(machine=machine) as tuner:
         async for event in tuner.events():
@@ -248,7 +248,7 @@ async def test_a20_leaving_a_run_early_cancels_what_is_under_way() -> None:
 
 @pytest.mark.parametrize("name", ["warmup", "rep", "group_compile_size", "benchmark_devices", "use_pipeline"])
 def test_a21_wrong_arguments_are_refused_before_anything_starts(name: str) -> None:
-    """`run` refuses a wrong argument by name, and says what its value must be."""
+    """If an argument of `run` is wrong, the error names the argument, and says what the value must be."""
     with pytest.raises(ArgumentError, match=rf"^{name} must be .*, got -1$"):
         AutoTuner(scaled, BLOCKS).run(**{name: -1})
 
@@ -264,7 +264,7 @@ def test_a22_what_has_no_effect_is_said(given: dict[str, Any], monkeypatch: pyte
 
 
 def test_a23_a_second_run_of_a_tuner_forgets_the_first_ones_arguments() -> None:
-    """The arguments of one `run` of a tuner do not carry over to the next."""
+    """The arguments of one `run` of a tuner do not carry over to the next `run`."""
     one = cpu_tuner()
     asked = ({"use_pipeline": False, "rep": 9}, {})
     first, second = (one.call_of(TilelangKernel(one.fn), given).options.plan.settings for given in asked)
@@ -281,7 +281,7 @@ def test_a24_the_programs_current_gpu_is_the_one_that_is_used(monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["jit_compile", "jit_elaborate"])
 def test_a25_a_compile_function_of_your_own_is_not_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A `jit_compile` or `jit_elaborate` of your own is not called; a warning and the result say so."""
+    """A `jit_compile` or `jit_elaborate` of your own is not called, and both a warning and the result say so."""
     monkeypatch.setattr(compat.environment, "_warned", set())
     one = cpu_tuner()
     setattr(one, name, lambda **config: pytest.fail("it is not called"))
@@ -355,7 +355,7 @@ def test_a28_each_option_of_the_pull_request_is_taken_or_answered(options: str, 
 
 
 def test_a29_all_configurations_of_the_roller_compile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TileLang's roller recommends 20 configurations for a product of size 4096: all compile and are measured."""
+    """TileLang's roller recommends 20 configurations for a 4096 product: all 20 compile and are measured."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     recommended = importlib.import_module("gemm_roller").recommended
     stored = Result(read_state(RESULTS / "roller20" / "atune.jsonl"))
@@ -385,7 +385,7 @@ def test_a30_the_pipeline_ends_a_tuning_earlier() -> None:
 
 
 def test_a31_a_second_gpu_about_halves_the_time_to_measure() -> None:
-    """Two equal GPUs measure about twice as fast as one, but compiling limits how much earlier the run ends."""
+    """Two equal GPUs measure about twice as fast as one GPU, but compiling limits how much earlier the run ends."""
     [most], [few] = (gains(folder, "benchmark_wall_s", "2 devices") for folder in ("gemm288", ROLLER))
     [run], page = gains("gemm288", END, "2 devices"), said(ROOT / "docs" / "concepts.md")
     assert f"288 candidates {most} times as fast" in said() and f"20 candidates {few} times" in said()
@@ -418,7 +418,7 @@ TWO = {
 
 
 def test_a34_each_experiment_turns_one_feature_on_and_all_every_one() -> None:
-    """`bench/seed000.py` runs the experiments: each turns on one feature, and the last turns on all."""
+    """`bench/seed000.py` runs the experiments: each one turns on a single feature, and the last one turns on all."""
     assert {one.label: " ".join(one.arguments) for one in seed000.chosen("", ["0", "1"])} == TWO
     assert [one.label for one in seed000.chosen("groups", ["0", "1"])] == ["nothing", *list(TWO)[3:6]]
     assert "2 devices" not in [one.label for one in seed000.chosen("", ["0"])]
@@ -439,7 +439,7 @@ def test_a35_groups_end_a_tuning_earlier() -> None:
 def test_a36_the_experiments_have_the_settings_of_the_pull_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every experiment has 3 warm-up calls, a 180 s limit per candidate, new inputs, no check, no cached result."""
+    """Every experiment has 3 warm-up calls, a limit of 180 s per candidate and new inputs, but no checks or caches."""
     path = tmp_path / "journal.jsonl"
     ref = f"{ROOT / 'examples' / 'gemm_cpu.py'}:WORKLOAD"
     seed000.tune([ref, "--target", "c", "--devices", "cpu", "--rep", "3", "--budget", "2", "--journal", str(path)])

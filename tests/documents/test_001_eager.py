@@ -64,21 +64,21 @@ def tuned() -> SimpleNamespace:
 
 
 def test_e1_a_kernel_in_eager_style_is_tuned_by_its_first_call(tuned: SimpleNamespace) -> None:
-    """The first call of an eager kernel tunes it, and like later calls returns the outputs."""
+    """The first call of an eager kernel tunes the kernel. The first and all later calls return the outputs."""
     assert torch.equal(tuned.out, tuned.A + 1)
     known = len(tuned.eager.results)
     assert torch.equal(tuned.eager(torch.ones(64)), torch.full((64,), 2.0)) and len(tuned.eager.results) == known
 
 
 def test_e2_compile_gives_the_tuned_kernel(tuned: SimpleNamespace) -> None:
-    """`compile` takes sizes or tensors, and returns the kernel tuned for them without running it."""
+    """`compile` takes sizes or tensors, tunes for them, and returns the tuned kernel without running it."""
     kernel, A = tuned.eager.compile(n=128, by=4), torch.randn(128)
     assert isinstance(kernel, tilelang.JITKernel) and torch.equal(kernel(A), A + 4)
     assert torch.equal(tuned.eager.compile(tuned.A)(tuned.A), tuned.out)
 
 
 def test_e3_a_call_may_ask_for_the_kernel(tuned: SimpleNamespace) -> None:
-    """Calling a lazy kernel returns the compiled kernel; an eager kernel returns it only on request."""
+    """A call of a lazy kernel returns the compiled kernel. A call of an eager kernel does so only on request."""
     assert isinstance(tuned.kernel, tilelang.JITKernel) and torch.equal(tuned.kernel(tuned.A), tuned.A * 2)
     assert tuned.lazy(64, __return_kernel=True) is tuned.kernel is tuned.lazy(64, __return_kernel=False)
     found = tuned.eager(tuned.A, __return_kernel=True)
@@ -105,7 +105,7 @@ def test_e5_a_kernel_is_kept_with_its_configuration(tuned: SimpleNamespace) -> N
 
 
 def test_e6_a_saved_result_keeps_its_outputs(tmp_path: Path) -> None:
-    """`out_idx.json` of a saved result names the outputs that its kernel returns, if TileLang or atune loads it."""
+    """A saved result's `out_idx.json` tells TileLang and atune which outputs the loaded kernel returns."""
     A, folder = torch.randn(64), tmp_path / "ours"
     cpu_tuner(ref_prog=doubled).run().save_to_disk(folder)
     saved = json.loads((folder / "out_idx.json").read_text())
@@ -116,7 +116,7 @@ def test_e6_a_saved_result_keeps_its_outputs(tmp_path: Path) -> None:
 
 
 def test_e7_a_result_without_that_file_is_loaded(tmp_path: Path) -> None:
-    """An older TileLang saved results without `out_idx.json`; they load if the caller names the outputs."""
+    """Results that an older TileLang saved without `out_idx.json` can be loaded if the caller names the outputs."""
     saved_by_tilelang(tmp_path)
     (tmp_path / "out_idx.json").unlink()
     A, found = torch.randn(64), AutotuneResult.load_from_disk(str(tmp_path), dataclasses.replace(ON_CPU, out_idx=[-1]))
@@ -124,7 +124,7 @@ def test_e7_a_result_without_that_file_is_loaded(tmp_path: Path) -> None:
 
 
 def test_e8_arguments_may_be_written_in_any_form(tuned: SimpleNamespace) -> None:
-    """Equal calls have the same key, however they are written; a tensor's dtype, shape and strides are part of it."""
+    """Equal calls have the same key, however they are written. Dtype, shape and strides of tensors are in the key."""
     assert tuned.lazy(n=64) is tuned.kernel is tuned.lazy(64, factor=2.0)
     assert next(iter(tuned.eager._tuner_cache)) == TENSORS
 
@@ -160,7 +160,7 @@ def test_e11_the_configurations_count_in_the_key(tuned: SimpleNamespace) -> None
 
 
 def test_e12_given_tensors_are_tuned_on(tuned: SimpleNamespace) -> None:
-    """Inside `set_autotune_inputs`, an eager kernel is checked and timed on the tensors given there."""
+    """Inside `set_autotune_inputs`, an eager kernel is checked and timed on the given tensors."""
     kernel = tilelang.autotune(configs=BLOCKS, ref_prog=lambda A: A + A.unique(), **QUICK)(shift)
     with set_autotune_inputs(torch.ones(64)):
         assert torch.equal(kernel(tuned.A), tuned.out)
@@ -168,7 +168,7 @@ def test_e12_given_tensors_are_tuned_on(tuned: SimpleNamespace) -> None:
 
 
 def test_e13_every_door_takes_a_decorated_kernel_or_says_what_to_give(tmp_path: Path, capsys: Any) -> None:
-    """The command line takes a tuned kernel by file and name; for other functions an error says what to pass."""
+    """The command line takes a tuned kernel by file and name. For other functions, an error says what to pass."""
     file = tmp_path / "kernel.py"
     file.write_text("import atune\nfrom decorated import shift\nK = atune.autotune(shift, space={'block': [16, 32]})\n")
     command = [f"{file}:K", "--arg", "n=64", "--target", "c", "--json"]
@@ -191,7 +191,7 @@ def test_e13_every_door_takes_a_decorated_kernel_or_says_what_to_give(tmp_path: 
 
 
 def test_e14_a_cleared_cache_has_the_next_call_ask_again(tuned: SimpleNamespace) -> None:
-    """A tuned function's cache can be cleared as in TileLang; the next call looks the kernel up again."""
+    """A tuned function's cache can be cleared as in TileLang. The next call then looks the kernel up again."""
     known = len(tuned.asked)
     tuned.eager._tuner_cache.clear()
     assert len(tuned.eager._tuner_cache) == 0

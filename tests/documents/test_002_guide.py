@@ -89,7 +89,7 @@ def hung() -> AutotuneResult:
     ids=lambda function: function.__qualname__,
 )
 def test_b1_functions_take_what_tilelangs_take_in_their_order(ours: Any, theirs: Any) -> None:
-    """Both interfaces take TileLang's arguments in its order, with its defaults, or None to let the engine decide."""
+    """The arguments of both interfaces have TileLang's order and defaults. With None, the engine decides."""
     mine, others = inspect.signature(ours).parameters, inspect.signature(theirs).parameters
     assert [*mine][: len(others)] == [*others]
     for name, parameter in others.items():
@@ -119,7 +119,7 @@ def test_b3_configs_may_be_generated_once_and_serve_every_problem() -> None:
 
 
 def test_b4_a_function_of_configs_gets_the_call() -> None:
-    """A function that returns configurations gets the call's arguments as written; a repeated call is not tuned."""
+    """A function that returns configurations gets the call's arguments as written. Repeated calls tune nothing."""
     asked: list[Any] = []
     kernel = lazy(lambda *args, **kwargs: asked.append((args, kwargs)) or BLOCKS)
     first = kernel(64, factor=2.0)
@@ -130,7 +130,7 @@ def test_b4_a_function_of_configs_gets_the_call() -> None:
 
 
 def test_b5_every_configuration_is_tried(guide: SimpleNamespace) -> None:
-    """Every configuration of the guide's space is compiled, checked and measured, or is a duplicate of another."""
+    """Each configuration of the guide's space is compiled, checked and measured, unless it duplicates another."""
     tuning = guide.artifact.tuning
     assert tuning.total == len(guide.tuner.configs) == tuning.measured + tuning.duplicates
     assert all(one.checked for one in tuning.measurements)
@@ -172,7 +172,7 @@ def test_b9_each_argument_tuple_is_tuned_once() -> None:
 
 @pytest.mark.parametrize("step", ["set_profile_args", "run"])
 def test_b10_a_block_around_either_step_gives_its_tensors(step: str) -> None:
-    """`set_autotune_inputs` gives the tensors to tune on; without it, `supply_type` says how they are drawn."""
+    """`set_autotune_inputs` gives the tensors to tune on. Without tensors, `supply_type` says how inputs are drawn."""
     block, A = {step: set_autotune_inputs(torch.ones(64))}, torch.ones(64)
     made = AutoTuner.from_kernel(scaled, [{"block": 16}]).set_compile_args(out_idx=[-1], target="c")
     made.set_kernel_parameters(((64,), {}), {})
@@ -185,7 +185,7 @@ def test_b10_a_block_around_either_step_gives_its_tensors(step: str) -> None:
 
 
 def test_b11_the_programmatic_path_runs_as_it_stands(guide: SimpleNamespace) -> None:
-    """`AutoTuner.from_kernel` takes what the decorated function returned, and tunes that function's problem."""
+    """`AutoTuner.from_kernel` takes the result of a decorated function, and tunes the problem of this function."""
     assert guide.artifact.tuning.header.arguments["M"] == guide.M
     close(guide.artifact.kernel(guide.A, guide.B), product_of(guide.A, guide.B))
 
@@ -201,7 +201,7 @@ def test_b12_the_result_has_kernel_latency_and_configuration(guide: SimpleNamesp
 
 
 def test_b13_who_gives_the_tensors_comes_in_the_guides_order() -> None:
-    """`set_autotune_inputs` overrides `supply_prog`, which overrides `supply_type`; a warning names unused sources."""
+    """`set_autotune_inputs` overrides `supply_prog`, which overrides `supply_type`. A warning names unused sources."""
     given, supplied = torch.zeros(64), torch.ones(64)
     made = cpu_tuner(supply_prog=lambda params: [supplied], supply_type="zero")
     with pytest.warns(compat.CompatWarning, match="^supply_type: has no effect together with supply_prog$"):
@@ -251,7 +251,7 @@ def test_b17_dtypes_that_only_some_devices_have(dtype: str) -> None:
 
 
 def test_b18_each_configuration_is_checked() -> None:
-    """Each configuration's outputs are checked; if every configuration fails, the error counts the reasons."""
+    """The outputs of each configuration are checked. If all configurations fail, the error counts the reasons."""
     made = cpu_tuner(picky, [{"block": 12}, {"block": 24}, {"block": 48}])
     with pytest.raises(RuntimeError, match="no candidate worked") as caught:
         made.run()
@@ -295,7 +295,7 @@ def test_b20_a_reference_may_judge(reference: Any, why: str) -> None:
 
 
 def test_b21_a_manual_check_is_called_with_the_outputs() -> None:
-    """A `manual_check_prog` judges the outputs alone: to refuse them, it raises or returns False."""
+    """A `manual_check_prog` judges the outputs alone, and refuses them by returning False or by raising an error."""
 
     def check(outputs: list[torch.Tensor]) -> None:
         if outputs[0].max() > 2:
@@ -349,13 +349,13 @@ def test_b26_what_exceeds_the_device_is_not_compiled() -> None:
 
 
 def test_b27_the_best_configuration_can_be_read_again(guide: SimpleNamespace, capsys: Any) -> None:
-    """`atune show` prints a journal's best configuration, ready to become the default."""
+    """`atune show` prints the best configuration of a journal, which you can use as the new default."""
     assert main(["show", guide.artifact.tuning.journal, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"].items() >= guide.artifact.config.items()
 
 
 def test_b28_workers_compile(guide: SimpleNamespace) -> None:
-    """Worker processes, not your program, lower and compile the candidates, several in one library."""
+    """Worker processes, not your program, lower and compile the candidates. A library holds several candidates."""
     events = read(guide.artifact.tuning.journal)
     lowered = {event.worker for event in events if isinstance(event, CandidateLowered)}
     assert lowered and not {name for name in lowered if not name.startswith("compile")}
@@ -370,12 +370,12 @@ def test_b29_the_current_device_is_measured_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_b30_a_kernel_that_never_ends_fails_alone(hung: AutotuneResult) -> None:
-    """A configuration that runs past `timeout` fails with an error that names the limit; the others are measured."""
+    """A configuration that runs past `timeout` fails, and its error names the limit. Other configurations go on."""
     [failure] = hung.tuning.failures  # type: ignore[union-attr]
     assert (failure.config, failure.kind, hung.config) == ({"mode": "loop"}, "timeout", {"mode": "ok"})
     assert failure.message.startswith("ran past benchmark_timeout_s=1")
 
 
 def test_b31_deadlines_need_no_signals(hung: AutotuneResult) -> None:
-    """Deadlines hold in every thread of your program, because they use no signals, which only the main thread gets."""
+    """Deadlines hold in every thread of your program, and not only in the main thread, because they need no signals."""
     assert hung.tuning.finished and hung.tuning.failed == 1  # type: ignore[union-attr]

@@ -61,7 +61,7 @@ def same_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("same_server")
 def test_b32_no_log_file_appears_and_errors_reach_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no autotuner.log: the result says what failed and why; its journal is in the cache folder."""
+    """There is no autotuner.log. The result says what failed and why, and its journal is in the cache folder."""
     of_workers = Path("autotuner.log").resolve()  # workers stay in the folder in which their server started
     before = of_workers.exists() and of_workers.stat()
     monkeypatch.chdir(tmp_path)
@@ -74,7 +74,7 @@ def test_b32_no_log_file_appears_and_errors_reach_the_caller(tmp_path: Path, mon
 
 
 def test_b33_the_best_kernels_are_kept_in_memory() -> None:
-    """The best kernels stay in memory; after `_tuner_cache` is cleared, the next call looks them up again."""
+    """The best kernels stay in memory. Once `_tuner_cache` is cleared, the next call looks the kernels up again."""
     asked: list[int] = []
     kernel = lazy(lambda n: asked.append(n) or BLOCKS)
     kernel(64)
@@ -85,7 +85,7 @@ def test_b33_the_best_kernels_are_kept_in_memory() -> None:
 
 
 def test_b34_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
-    """A result's key covers the problem, both setters' arguments, and the callbacks' sources."""
+    """A result's key covers the problem, the arguments of both setters, and the sources of the callbacks."""
     keys = [
         key(),
         key(128),
@@ -183,7 +183,7 @@ def test_b39_the_migration_page_has_every_parameter_and_variable() -> None:
 def test_b40_variables_set_the_number_of_compile_processes(
     variables: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three variables (number, share, limit) set the number of compile processes; an error names a wrong variable."""
+    """Three variables (number, share, limit) set the number of compile processes. Errors name the wrong variable."""
     for name, value in variables.items():
         monkeypatch.setenv(f"TILELANG_AUTO_TUNING_{name}", value)
     assert planned(target="c").compile.workers == expected
@@ -287,7 +287,7 @@ def test_b45_configurations_are_compiled_for_a_sweep_of_your_own() -> None:
 
 
 def test_b46_saved_results_go_both_ways(tmp_path: Path) -> None:
-    """TileLang and atune load each other's saved results; no other file is left behind."""
+    """TileLang and atune can load each other's saved results, and saving leaves no other files behind."""
     A, given = torch.randn(64), {"target": "c", "execution_backend": "cython", "out_idx": [-1]}
     ours = cpu_tuner(ref_prog=doubled).run()
     ours.save_to_disk(tmp_path / "ours")
@@ -389,7 +389,7 @@ def test_b53_a_timeout_holds_for_every_configuration() -> None:
 
 
 def test_b54_given_tensors_size_symbolic_dimensions(place: Place) -> None:
-    """With the tensors of `set_autotune_inputs`, a kernel with symbolic sizes is tuned, and serves every size."""
+    """With the tensors of `set_autotune_inputs`, a kernel with symbolic sizes is tuned, and then takes every size."""
     with set_autotune_inputs(torch.randn(128, device=place.device)):
         found = place.scaled(n=T.dynamic("m"), ref_prog=doubled).run()
     for n in (32, 320):
@@ -398,7 +398,7 @@ def test_b54_given_tensors_size_symbolic_dimensions(place: Place) -> None:
 
 
 def test_b55_stored_programs_found_tilelangs_winners() -> None:
-    """For four kernels of TileLang's examples, both tuners find the same winners, and atune finds them sooner."""
+    """For four kernels of TileLang's examples, both tuners find the same winners, but atune takes less time."""
     rows = json.loads((ROOT / "bench" / "results" / "compat" / "compat.json").read_text())["rows"]
     theirs, ours = ({row["example"]: row for row in rows if row["tuner"] == name} for name in ("tilelang", "atune"))
     assert len(theirs) == 4 and theirs.keys() == ours.keys()

@@ -52,7 +52,7 @@ def all_ones(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
 
 
 def test_d1_a_call_tunes_and_runs_the_winner(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of a kernel under `@autotune(space=…)` tunes it and runs the winner; the next call runs it at once."""
+    """The first call of a kernel under `@autotune(space=…)` tunes the kernel. Every call runs the winner."""
     kernel = tuned(shift, reference=plus)
     A = torch.randn(256)
     before = A.clone()
@@ -67,7 +67,7 @@ def test_d1_a_call_tunes_and_runs_the_winner(tuned: Any, monkeypatch: pytest.Mon
 
 
 def test_d2_a_list_is_tried_as_it_stands(tuned: Any, unbuilt: Engine) -> None:
-    """A list of configurations, or a generator of them, is tried as it stands."""
+    """A list of configurations, or a generator of configurations, is tried unchanged."""
     configs = [{"block": 64}, {"block": 16}, {"block": 32}]
     for space in (configs, iter(configs), lambda n: configs):
         assert [one.config for one in tuned(space=space, cache=False).tune(64).records] == configs
@@ -95,13 +95,13 @@ def test_d4_a_space_of_ones_own_has_its_constraints(tuned: Any, unbuilt: Engine)
 
 
 def test_d5_the_grid_follows_the_configuration() -> None:
-    """The launch grid may be computed from names of the configuration."""
+    """A kernel may compute its launch grid from the values of a configuration."""
     launches = [elaborate(scale, {"n": 256}, {"block": block}).body.block.body for block in (16, 64)]
     assert [int(launch.extent) for launch in launches] == [16, 4]
 
 
 def test_d6_names_of_the_configuration_are_constants_of_the_kernel() -> None:
-    """Inside the kernel, the names of the configuration are constants."""
+    """Inside the kernel, the values of a configuration are constants."""
     assert "for i in range(16)" in str(elaborate(scale, {"n": 256}, {"block": 16, "factor": 3}))
 
 
@@ -116,7 +116,7 @@ HINTED = workload(atune.Space(occupancy=[None, 2], num_ctas=[None, 4]))
 
 
 def test_d8_occupancy_and_num_ctas_are_hints_for_the_launch(tmp_path: Path) -> None:
-    """`occupancy` and `num_ctas` are launch hints for kernels without such parameters; None means no hint."""
+    """`occupancy` and `num_ctas` are launch hints, unless a kernel has such parameters. None means no hint."""
     with session_of(FileRef(__file__, "HINTED"), tmp_path) as candidates:
         blobs = [msgspec.msgpack.decode(lower(candidate).blob, type=Blob) for candidate in candidates]
     bounds = ["__launch_bounds__(128, 2)" in blob.source for blob in blobs]
@@ -172,14 +172,14 @@ def test_d11_a_hint_that_is_an_axis_is_refused_at_the_decorator(tuned: Any) -> N
 
 
 def test_d12_a_computed_axis_that_is_a_hint_is_refused_at_the_call(tuned: Any) -> None:
-    """If a computed space turns out to have an axis for a hint, the call is refused."""
+    """If a computed space has an axis with the name of a hint, the call is refused."""
     for name in ("block", "occupancy"):
         with pytest.raises(SpaceError, match=f"'{name}' is a hint and an axis"):
             tuned(space=lambda n, name=name: {name: [1]}, hints={name: 2}).tune(64)
 
 
 def test_d13_hints_count_in_the_key(tuned: Any, unbuilt: Engine) -> None:
-    """Hints are part of the key: different hints are tuned separately, and equal ones share a result."""
+    """The key includes hints: different hints are tuned separately, and equal hints share a result."""
     for n, key in ((64, None), (128, ["n"]), (256, lambda n: n // 64)):
         hits = [tuned(key=key, hints={"factor": value}).tune(n).cache_hit for value in (2, 3, 2)]
         assert hits == [False, False, True]
@@ -192,7 +192,7 @@ def test_d13_hints_count_in_the_key(tuned: Any, unbuilt: Engine) -> None:
     ids=["names", "name", "function", "do_not_specialize"],
 )
 def test_d14_calls_of_one_key_share_a_tuning(options: dict[str, Any], tuned: Any, unbuilt: Engine) -> None:
-    """`key=`, argument names or a function of the call, decides which calls share a tuning."""
+    """`key=` decides which calls share a tuning. You give names of arguments, or a function of the call."""
     kernel = tuned(**options)
     hits = [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(128, factor=2).cache_hit]
     assert hits == [False, True, False]
@@ -222,7 +222,7 @@ def test_d15_the_cache_is_cleared_of_a_kernel_or_a_key(tuned: Any, unbuilt: Engi
 
 
 def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, unbuilt: Engine) -> None:
-    """A second call with the same arguments finds the first call's winner; other arguments are tuned."""
+    """A second call with the same arguments finds the first call's winner. A call with other arguments is tuned."""
     kernel = tuned()
     assert [kernel.tune(64).cache_hit, kernel.tune(128).cache_hit, kernel.tune(64, 2).cache_hit] == [False] * 3
     assert [kernel.tune(n=64).cache_hit, kernel.tune(64, factor=1).cache_hit] == [True] * 2
@@ -231,7 +231,7 @@ def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, unbuilt:
 
 
 def test_d17_of_many_that_ask_at_once_one_tunes(tuned: Any, unbuilt: Engine, anyio_backend: str) -> None:
-    """If calls have the same key at the same time, one call tunes; the others get its result as a cache hit."""
+    """If several calls have the same key at the same time, one call tunes, and the others get a cache hit."""
     unbuilt.seconds = 0.2
     kernel, results = tuned(), list[atune.TuneResult]()
 
@@ -262,7 +262,7 @@ def test_d18_presets_and_options() -> None:
 
 
 def test_d19_setup_check_and_launch_arguments(tuned: Any) -> None:
-    """Your functions set up inputs and check outputs; a launch may get other arguments than the tuning."""
+    """Your functions set up inputs and check outputs. A launch may get other arguments than the tuning had."""
     result = tuned(shift, setup=ones, check=all_ones).tune(torch.randn(64))
     assert result.measured == 2
     for wrong in ({"check": all_ones}, {"reference": doubled}):
@@ -291,7 +291,7 @@ def test_d20_the_first_is_timed_while_the_others_compile(piped: tuple[FakeMachin
 
 
 def test_d21_one_process_times_one_at_a_time(piped: tuple[FakeMachine, Run]) -> None:
-    """Each device has a process that times one candidate at a time, however many compile meanwhile."""
+    """Each device has a process that times one candidate at a time, however many candidates compile meanwhile."""
     assert piped[0].most_at_once["build"] == 8
     assert piped[0].most_at_once["measure"] == 1 and piped[0].starts == {"fake-0": 1}
 
@@ -326,7 +326,7 @@ def test_d23_full_buffers_hold_no_cancellation_up(tmp_path: Path) -> None:
 
 
 def test_d24_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
-    """Ctrl-C ends `run` at once: its workers end, then it raises KeyboardInterrupt."""
+    """Ctrl-C ends `run` at once: the workers of `run` end, and then `run` raises KeyboardInterrupt."""
     hanging = Script(hangs=dict.fromkeys(range(20), "measure"))
     patient = atune.BenchmarkSettings(benchmark_timeout_s=1e9)
     machine = FakeMachine(20, hanging, benchmark=patient, clock=FakeClock(pace=1.0))
@@ -343,7 +343,7 @@ def test_d24_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
 
 
 def test_d25_candidates_are_measured_as_their_compiles_end(piped: tuple[FakeMachine, Run]) -> None:
-    """Candidates are measured in the order of compiling, and listed in the order of the space."""
+    """Candidates are measured in the order in which they were compiled, but listed in the order of the space."""
     built = [index for event in piped[1].of(ArtifactBuilt) for index in event.indices]
     assert [event.index for event in piped[1].of(CandidateMeasured)] == built == [*reversed(range(8))]
     assert [one.index for one in piped[1].result.records] == [*range(8)]
@@ -377,7 +377,7 @@ SLOW = Script(lower_s=0.1, compile_s=2.0)
 
 @pytest.mark.parametrize(("total", "budget"), [(2, None), (15, None), (36, 4)])
 def test_d28_compiles_run_beside_each_other(total: int, budget: int | None) -> None:
-    """Compiles run side by side: if candidates are few, each gets its own worker."""
+    """Candidates are compiled at the same time. If candidates are few, each candidate gets its own worker."""
     machine, candidates = FakeMachine(total, SLOW, workers=16), budget or total
     run = anyio.run(lambda: finish(machine, strategy="exhaustive", budget=budget))
     assert sorted(map(len, machine.groups)) == [1] * candidates
@@ -386,7 +386,7 @@ def test_d28_compiles_run_beside_each_other(total: int, budget: int | None) -> N
 
 
 def test_d29_calls_that_give_the_tunables_are_plain_calls(tuned: Any, engine: Engine) -> None:
-    """If a call gives the tunable arguments, it tunes nothing and runs like the undecorated kernel."""
+    """A call that gives the tunable arguments tunes nothing, and runs the kernel as if it were not decorated."""
     lazy, eager, plain = tuned(scale_jit), tuned(shift), tuned(scale, target="c", out_idx=-1)
     A = torch.randn(64)
     assert torch.equal(lazy(64, 2, block=32)(A), A * 2) and torch.equal(lazy(64, 2, 32)(A), A * 2)
@@ -400,7 +400,7 @@ def test_d29_calls_that_give_the_tunables_are_plain_calls(tuned: Any, engine: En
 
 
 def test_d30_compiling_beside_measuring_halves_the_time() -> None:
-    """A stored run of 288 products took less than half the summed time of its compiles and measurements."""
+    """A stored run of 288 products took less than half the time of all its compiles and measurements added up."""
     events = read(STORED / "gemm288" / "atune.jsonl")
     steps = [e.seconds for e in events if isinstance(e, (CandidateLowered, ArtifactBuilt, CandidateMeasured))]
     assert len(steps) > 600 and events[-1].mono < sum(steps) / 2

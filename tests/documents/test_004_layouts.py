@@ -84,7 +84,7 @@ def replicated(folder: Path) -> Lowered:
 
 
 def test_l1_explain_shows_the_layout_that_inference_chose(inferred: Lowered) -> None:
-    """`atune explain` shows which layout inference chose for each fragment and each parallel loop."""
+    """For each fragment and each parallel loop, `atune explain` shows the layout that inference chose."""
     found = layouts_in(inferred)
     assert {one.name: one.replication for one in found.fragments} == {"S_frag": 1, "A_frag": 128, "B_frag": 1}
     assert [(one.slots, one.redundant, one.width, one.uneven) for one in found.loops] == [(4, 0, 4, False)] * 2
@@ -93,7 +93,7 @@ def test_l1_explain_shows_the_layout_that_inference_chose(inferred: Lowered) -> 
 
 
 def test_l2_three_fragments_have_four_slots_a_thread(inferred: Lowered) -> None:
-    """If all threads hold a fragment, they share the loop over it: each thread does 4 iterations, not 512."""
+    """Threads that all hold a fragment share the loop over the fragment: each thread does 4 iterations, not 512."""
     slots = dict(re.findall(r"float (\w+_frag)\[(\d+)\];", source_of(inferred)))
     assert slots == {"S_frag": "4", "A_frag": "4", "B_frag": "4"}
     assert re.search(r"__launch_bounds__\(128\b", source_of(inferred))
@@ -106,7 +106,7 @@ def test_l3_repeated_work_is_counted_before_a_kernel_runs(replicated: Lowered) -
 
 
 def test_l4_a_declared_layout_takes_fewer_registers_and_less_time() -> None:
-    """You can declare a layout in place of inference's slow choice: each thread then has 56 registers, not 250."""
+    """A declared layout can replace a slow inferred layout: each thread then has 56 registers instead of 250."""
     own, *others = replay(STORED / "wide.jsonl").records
     declared = next(one for one in others if one.config == {**own.config, "held": "replicated"})
     assert own.machine is not None and declared.machine is not None and own.latency_ms is not None
@@ -115,7 +115,7 @@ def test_l4_a_declared_layout_takes_fewer_registers_and_less_time() -> None:
 
 
 def test_l5_both_candidates_can_be_declared(inferred: Lowered, folder: Path) -> None:
-    """A space's axes can name both layouts that inference considers: the even share, and a fragment's layout."""
+    """A space can have axes for both layouts that inference considers: an even share, and a fragment's layout."""
     axes = atune.Space(held=layout.fragments(), loop=layout.loops(2, 4)).axes
     assert axes == {"held": ("compiler", "replicated"), "loop": ("compiler", "vector2", "vector4")}
     pairs, share = (lowered(folder, loop=how).code_key for how in ("vector2", "vector4"))
@@ -164,7 +164,7 @@ def test_l7_a_layout_that_does_not_validate_is_never_chosen() -> None:
 
 
 def test_l8_a_layout_that_contains_another_is_passed_over() -> None:
-    """A layout is passed over if another layout needs only some of its threads in every examined iteration."""
+    """A layout is rejected if, in every examined iteration, another layout needs only some of the same threads."""
     assert better(1, model.CONTAINED, ALL, ONE, own=0) and better(0, model.CONTAINED, ONE, ALL, own=1)
     assert better(1, model.CONTAINED, OWN, FEW_LONG)  # FEW_LONG has few threads, with more iterations each
 
@@ -220,7 +220,7 @@ def test_l14_choosing_before_measuring_finds_the_winner_of_all() -> None:
 def test_l15_a_preview_says_which_layouts_are_kept_and_why(
     how: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With `--layouts`, `--dry-run` and `--compile-only` show which layouts are kept or passed over, and why."""
+    """If `--layouts` is given, `--dry-run` and `--compile-only` show which layouts are kept or rejected, and why."""
     by_loop = {"compiler": ALL, "vector2": OWN, "vector8": ONE}
     script = Script(facts=lambda config: StaticFacts(layouts=by_loop[config["loop"]]), fails={4: "lower"})
     machine = FakeMachine(atune.Space(x=[1, 2], loop=layout.loops(2, 8)), script)
@@ -246,7 +246,7 @@ def test_l15_a_preview_says_which_layouts_are_kept_and_why(
 
 
 def test_l16_layouts_of_ones_own_are_fragments(folder: Path) -> None:
-    """Your own layouts are functions that return a `T.Fragment`; a function that returns anything else is refused."""
+    """Your own layouts are functions that return a `T.Fragment`. A function that returns anything else is refused."""
     pairs, rows = lowered(folder, held="pairs"), lowered(folder, held="rows")
     assert FragmentFacts("B_frag", "float32", (128, 4), 8, 2) in layouts_in(pairs).fragments
     assert pairs.code_key != rows.code_key
@@ -276,7 +276,7 @@ def test_l18_a_layout_that_does_not_fit_is_refused_at_the_loops_line(folder: Pat
 
 
 def test_l19_widths_that_tilelang_replaces_are_refused_or_told(folder: Path) -> None:
-    """A `coalesced_width` that is not a power of two is refused; the page says which other widths tilelang replaces."""
+    """A `coalesced_width` that is no power of two is refused. The page names other widths that tilelang replaces."""
     with pytest.raises(ValueError, match="coalesced_width 3 is not a power of two: give 1, 2, 4 or 8"):
         layout.parallel("compiler", 4, 64, threads=32, coalesced_width=3)
     narrow = {"block_rows": 2, "threads": 64, "held": "replicated"}
@@ -306,7 +306,7 @@ def test_l21_repeated_work_is_warned_of(slots: int, stores: str, warns: bool) ->
 
 @pytest.mark.anyio
 async def test_l22_a_summary_says_how_much_slower_the_compilers_own_layouts_are() -> None:
-    """A run's summary, replay and page say how much slower the compiler's own layouts are, and name `explain`."""
+    """A run's summary, replay and page show the slowdown of the compiler's own layouts, and refer to `explain`."""
     result = replay(STORED / "wide.jsonl")
     first = {one.index: one.timing.latency_ms for one in result.measurements}  # 24 was not in the final
     line = f"he compiler's own layouts are at least {first[24] / first[28]:.2f} times slower; "
@@ -320,7 +320,7 @@ async def test_l22_a_summary_says_how_much_slower_the_compilers_own_layouts_are(
 
 
 def test_l23_the_best_few_layouts_come_best_first() -> None:
-    """The best N layouts of a configuration are kept, best first, together with layouts of unknown cost."""
+    """The best N layouts of a configuration are kept, best first, and so are layouts with an unknown cost."""
     assert chosen(ALL, OWN, OTHER, most=2) == LayoutSelection((2, 1), {0: model.RejectedLayout(2, model.CONTAINED)})
     assert chosen(ALL, OWN, ONE, most=5).kept == (2, 1, 0)
     assert chosen(ALL, None, ONE) == LayoutSelection((2, 1), {0: model.RejectedLayout(2, model.CONTAINED)})

@@ -54,7 +54,7 @@ async def test_c1_one_task_group_compiles_and_measures() -> None:
 
 
 async def test_c2_a_stuck_device_holds_the_compilers_back() -> None:
-    """Bounded memory streams connect the parts, so compilers wait for a device that falls behind."""
+    """Bounded memory streams connect compilers and devices, so compilers wait for a device that falls behind."""
     script = Script(hangs={0: "measure"}, lower_s=0.001, library_s=0.001, compile_s=0.001)
     machine = FakeMachine(600, script, workers=3, default=0)
     seen: list[tuple[int, int]] = []
@@ -92,7 +92,7 @@ async def test_c3_each_worker_is_a_process_group_of_its_own(tmp_path: Path) -> N
 
 @pytest.mark.gpu
 def test_c4_each_device_has_a_cuda_stream_of_its_own() -> None:
-    """Each device has its own CUDA stream for inputs, launches and timing; `device_ready` gives its handle."""
+    """Each device has its own CUDA stream for inputs, launches and timing; `device_ready` gives the stream's handle."""
     import torch
     from guide_kernels import scaled
 
@@ -161,7 +161,7 @@ def test_c7_events_are_read_back_as_they_were(tmp_path: Path) -> None:
 
 
 async def test_c8_the_programs_own_structlog_tells_runs_apart(configured: list[Any], tmp_path: Path) -> None:
-    """If your program has configured structlog, its log tells runs apart by name; `log=False` turns the log off."""
+    """If your program has configured structlog, each entry of the log names its run. `log=False` turns the log off."""
     async with anyio.create_task_group() as tasks:
         for name in ("one", "two"):
             tasks.start_soon(partial(atune.tune, machine=FakeMachine(4), journal=tmp_path / f"{name}.jsonl"))

@@ -53,7 +53,7 @@ async def test_the_finalists_of_a_state_that_differs_are_built_again_by_nvcc() -
     machine = FakeMachine(N, script(differs=True, compare_s=500.0, plain_ms=lambda c: 10.0 - c["x"]), workers=2)
     run = await tuned(machine)
     [warned] = warnings(run)
-    assert "differs from nvcc's (the device code)" in warned
+    assert "differs from nvcc's code (the device code)" in warned
     again = {index for event in run.of(ArtifactBuilt) if "again" in event.reason for index in event.indices}
     [final] = run.of(FinalOrdered)
     assert again == {entry.index for entry in final.entries} and kept(run).plain

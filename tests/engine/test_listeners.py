@@ -79,7 +79,7 @@ def test_what_a_listener_raises_ends_the_run_and_comes_out(
     except expected as raised:
         seen = raised
     assert isinstance(seen, expected) and (seen is error or seen.__cause__ is error) and bad.later == 0
-    assert any("a listener of events raised" in note for note in seen.__notes__)
+    assert any("an event listener raised" in note for note in seen.__notes__)
     events = read(tmp_path / "j")
     assert isinstance(events[-1], RunInterrupted) and type(error).__name__ in events[-1].reason
     measured = sum(isinstance(event, CandidateMeasured) for event in events)

@@ -196,7 +196,7 @@ async def test_deaths_in_finals_count_though_they_tear_the_journal(tmp_path: Pat
         cut(journal, next(e.seq for e in reversed(events) if isinstance(e, FinalStarted)) + 1)
         journal.write_bytes(journal.read_bytes() + b'{"crc":"0000')
     result = await resume(journal, machine=fake())
-    assert any(warning.startswith("no final: it lost its process 2 times") for warning in result.warnings)
+    assert any(warning.startswith("no final: the final's process ended 2 times") for warning in result.warnings)
     found = [type(e) for e in read(journal)]
     assert not [e for e in read(journal) if isinstance(e, FinalOrdered)] and found.count(FinalStarted) == 2
     pairs = [*pairwise(found)]

@@ -103,7 +103,7 @@ async def test_what_is_of_no_use_is_refused_in_one_message(tmp_path: Path) -> No
     other = FakeMachine([{"y": 1}])
     await tune(machine=other, journal=tmp_path / "elsewhere")
     for warm, message in (
-        (toy(tmp_path / "toy"), "it is for the kernel 'toy', but this kernel is 'fake'. Give journals of this kernel"),
+        (toy(tmp_path / "toy"), "is for the kernel 'toy', but this kernel is 'fake'. Give journals of this kernel"),
         (tmp_path / "elsewhere", "this space of 40 has none of the 1 configurations that were measured there"),
         (await nothing_measured(tmp_path / "failed"), "none of the 0 configurations that were measured there"),
         (tmp_path / "none", "there is no such file"),

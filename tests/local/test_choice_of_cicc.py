@@ -19,7 +19,7 @@ from atune.workload.pickling import FileRef
 pytestmark = pytest.mark.anyio
 FOUND = Discovery(target=Target("cuda", "sm_90a"), devices=())
 ON_CPU = Discovery(target=Target("c"), devices=(), no_cicc="it is for CUDA")
-SWITCHED_OFF = msgspec.structs.replace(FOUND, no_cicc="it is switched off")
+SWITCHED_OFF = msgspec.structs.replace(FOUND, no_cicc="cicc is switched off")
 
 
 LOWERED = Lowered(0, "code", "merge", (), StaticFacts(), 0.1, b"blob")
@@ -50,7 +50,7 @@ def machine(found: Discovery = FOUND, **settings: Any) -> LocalMachine:
         (FOUND, 5, False, ""),
         (FOUND, 4, False, ""),
         (ON_CPU, 3, True, ""),
-        (SWITCHED_OFF, 100, True, "nvcc, because it is switched off"),
+        (SWITCHED_OFF, 100, True, "nvcc, because cicc is switched off"),
     ],
     ids=["many", "few", "on the CPU", "switched off"],
 )

@@ -75,7 +75,7 @@ async def test_a_finalist_that_is_wrong_once_it_was_timed_is_a_failure_and_the_n
 async def test_a_process_that_ends_between_two_candidates_blames_none(index: int) -> None:
     run = await finish(FakeMachine(8, Script(dies_after={index: 1}), workers=1))
     assert run.result.measured == 8 and not run.of(BenchmarkFailed) and not run.of(BenchmarkRepeated)
-    assert [e.reason for e in run.of(DeviceLost)] == ["its process ended between two candidates"]
+    assert [e.reason for e in run.of(DeviceLost)] == ["the device's process ended between two candidates"]
     assert len(run.of(FinalOrdered)) == 1
 
 

@@ -93,4 +93,4 @@ def test_the_exit_status_is_1_where_something_is_slower(tmp_path: Path, capsys: 
     found = json.loads(capsys.readouterr().out)
     assert (found["slower"], found["fail_over"], found["problems"][0]["slower"]) == (1, 0.02, True)
     assert main(["compare", before, after, "--fail-over", "0.02"]) == 2
-    assert "must be a percentage, zero or more, such as 2%, got '0.02'" in capsys.readouterr().err
+    assert "must be a percentage of zero or more, such as 2%, got '0.02'" in capsys.readouterr().err

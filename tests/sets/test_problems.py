@@ -53,9 +53,9 @@ def test_a_file_lists_problems(name: str, text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Problems(), "none given"),
+        (lambda: Problems(), "the set is empty"),
         (lambda: Problems({"M": [1]}), "give a list of dictionaries"),
-        (lambda: Problems([{"M": 1}, {"N": 1}]), "Problems, entry 2 has no 'M', but entry 1 has"),
+        (lambda: Problems([{"M": 1}, {"N": 1}]), "Problems, entry 2 has no 'M', but entry 1 has it"),
         (lambda: Problems(M=[object()]), "M"),
         (lambda: Problems("/nowhere.json"), "problems /nowhere.json: No such file or directory: give a .json"),
         (lambda: Problems(PAIRS, N=9), "each problem of the list or file has N, and N=… is given for all of them"),

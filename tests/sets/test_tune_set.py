@@ -226,7 +226,7 @@ def test_the_command_line_tunes_one_problem_or_a_set(tmp_path: Path, capsys: Any
 
 
 def test_a_folder_of_other_work_is_refused(tuned: Any, tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="it has problems of scale, but this is other work"):
+    with pytest.raises(JournalError, match="the folder has problems of scale, but this is other work"):
         atune.run_set(f"{KERNELS}:FREE", [{"n": 128}], journal=tuned[0].folder, **FAST)
     assert {row.result and row.result.header and row.result.header.workload for row in read_set(tuned[0].folder)} == {
         "scale"

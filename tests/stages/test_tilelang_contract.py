@@ -194,7 +194,7 @@ def test_only_an_untested_one_is_held_to_the_contract(
 ) -> None:
     monkeypatch.setattr("tilelang.__version__", version)
     said = f"atune was not tested with tilelang {version}, only with >=0.1.14,<0.1.16; "
-    assert tilelang.untested() == ("" if tested else f"{said}all the names that it uses are there")
+    assert tilelang.untested() == ("" if tested else f"{said}all the names that atune uses are there")
     without(HOST)(monkeypatch)
     tilelang.untested.cache_clear()
     if tested:

@@ -1,6 +1,6 @@
-"""``atune doctor``: compile and run a kernel for each target, and advise what to do about anything that is missing.
+"""``atune doctor``: compile and run a kernel for each target, and give advice about everything that is missing.
 
-This process imports neither tilelang nor torch, and makes no CUDA context.
+This process imports neither tilelang nor torch, and creates no CUDA context.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if __name__ == "__main__":
     else:
         atune.compile_all(double, [{}], target=target)
 """
-"""A script like a user's: its kernel is sent to workers, which lower, compile and run it."""
+"""A script as a user would write it. Workers lower, compile and run the kernel of the script."""
 ARCH = "sm_80"
-"""The architecture to compile for if there is no GPU. Every nvcc that tilelang supports knows it."""
+"""The architecture to compile for if there is no GPU. Every nvcc that tilelang supports can compile for ``sm_80``."""
 
 
 class Check(msgspec.Struct, frozen=True):
-    """The outcome of a check. `found`: a version or a description; `advice`: what to do about it."""
+    """The outcome of a check. `found`: a version or a description. `advice`: what the user can do."""
 
     name: str
     ok: bool
@@ -93,7 +93,7 @@ def examine() -> Iterator[Check]:
 
 
 def render(check: Check) -> str:
-    """Return `check` as text, aligned with other checks, and the advice below it."""
+    """Return `check` as a line of text, aligned with the lines of other checks, and the advice as lines below."""
     width = max(map(len, (*REQUIRES, "target cuda")))
     line = f"{'ok     ' if check.ok else 'missing'}  {check.name:<{width}}  {check.found}"
     return "\n".join([line, *(f"{'':{width + 11}}{advice}" for advice in check.advice.splitlines())])
@@ -123,7 +123,7 @@ def _untested_tilelang(version: str) -> Check:
 
 
 def _target(kind: str, tried: str) -> Check:
-    """Run the script for the target `tried`, without touching the user's cache, and return the outcome."""
+    """Run the script for the target `tried`, without using the user's cache, and return the outcome."""
     name, failed = f"target {kind}", ""
     with tempfile.TemporaryDirectory(prefix="atune-doctor-") as folder:
         script = Path(folder, "double.py")

@@ -1,4 +1,4 @@
-"""The command line. Exit status: 0 winner found, 1 nothing worked, 2 the caller's mistake, 130 interrupted."""
+"""The command line. Exit status: 0 (winner found), 1 (nothing worked), 2 (the caller's mistake), 130 (interrupted)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ OK, INTERRUPTED = 0, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status. Nothing else in atune installs signal handlers.
 
-    If `argv` is None, it is the process's own arguments, and the handlers stay until the process ends, so that a late
-    Ctrl-C shows no traceback. If `argv` is given, the former handlers are restored.
+    If `argv` is None, use the process's own arguments, and leave the handlers installed until the process ends, so that
+    a late Ctrl-C shows no traceback. If `argv` is given, restore the former handlers at the end.
     """
     if argv is not None:
         return _run(argv, keep=False)
@@ -113,18 +113,18 @@ def show_set(result: SetResult, arguments: argparse.Namespace) -> int:
 
 
 def show_kept(result: Result, arguments: argparse.Namespace) -> int:
-    """Print the result of a run as `show` does. The exit status is the run's, even if writing to stdout fails."""
+    """Print the result of a run as `show` does. Even if writing to stdout fails, return the exit status of the run."""
     try:
         return show(result, arguments)
     except (BrokenPipeError, OutputLost) as error:
         if isinstance(error, OutputLost):
-            kept = "" if result.journal is None else f"; the result: atune replay {shlex.quote(result.journal)}"
+            kept = "" if result.journal is None else f"; to see the result: atune replay {shlex.quote(result.journal)}"
             print_message(f"{error}{kept}", kind="")
         return OK if result.best is not None else NO_WINNER
 
 
 def make_parser(*, bare: bool = False) -> Parser:
-    """Return the parser of the command line. `bare`: leave out the commands, and so their imports."""
+    """Return the parser of the command line. `bare`: leave out the commands and everything that they import."""
     parser = Parser(prog="atune", description="Tune TileLang kernels.", epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"atune {__version__}")
     if not bare:

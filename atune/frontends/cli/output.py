@@ -1,4 +1,4 @@
-"""The commands' output on stdout and stderr and into files, and their error messages."""
+"""The output of commands to stdout, to stderr and to files, and the error messages of commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OutputLost(UsageError):
 
 
 def print_out(text: str) -> None:
-    """Print `text` on stdout. Raises `OutputLost`, and `BrokenPipeError` if the reader left."""
+    """Print `text` on stdout. Raises `OutputLost`, or `BrokenPipeError` if the program that reads stdout has ended."""
     _write_out(f"{shown(text)}\n")
 
 
@@ -85,9 +85,9 @@ NO_WINNER, USAGE = 1, 2
 
 
 def report_error(error: BaseException, *, debug: bool, json: bool = False, result: Result | None = None) -> int:
-    """Print the error on stderr and return the exit status. A caller's mistake gets one line and the place in the code.
+    """Print `error` and return the exit status. For a caller's mistake, print one line and the place in the code.
 
-    `json`: also print an object with the error and the summary of `result`, as the last line of stdout.
+    `json`: as the last line of stdout, also print a JSON object with the error and the summary of `result`.
     """
     if debug:
         import traceback
@@ -108,7 +108,7 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
         if isinstance(error, WorkerError) and error.detail:
             print_err("".join(f"    {line}\n" for line in error.detail.splitlines()[-20:]))
     else:
-        hint = "" if debug else "; add --debug to see where"
+        hint = "" if debug else "; add --debug to see the traceback"
         print_message(f"{type(error).__name__}: {error} (this is a bug in atune{hint})")
     if json and not isinstance(error, OutputLost):
         known = {}
@@ -122,7 +122,7 @@ def report_error(error: BaseException, *, debug: bool, json: bool = False, resul
 
 
 def error_data(error: BaseException) -> dict[str, Any]:
-    """Return an error as ``--json`` prints it: its class, its message, and the place in the user's code or None."""
+    """Return the data that ``--json`` prints about an error: the class, the message, and the place in user code."""
     message = message_of(error)
     detail = error.detail if isinstance(error, WorkerError) else ""
     where = None

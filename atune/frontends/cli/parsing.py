@@ -76,7 +76,7 @@ _INSTEAD = {
     "--runs": "; each command tunes once: repeat the command",
     "--with-roller": "; the file defines the space: examples/gemm_roller.py gets it from TileLang's roller",
 }
-"""Hints for options of TileLang's tuning examples that atune lacks."""
+"""Hints for options that TileLang's tuning examples have, but atune does not have."""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -95,13 +95,13 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def _shown(action: argparse.Action) -> str:
-    """Return a positional argument as the usage shows it."""
+    """Return the text that the usage line shows for a positional argument."""
     name = str(action.metavar)
     return {"?": f"[{name}]", "*": f"[{name} …]", "+": f"{name} …"}.get(str(action.nargs), name)
 
 
 def _names(action: argparse.Action, no: bool) -> dict[str, str]:
-    """Return the names of an option, each with its spelling as a flag. `no`: the flag that switches the option off."""
+    """Return the flag for each name of an option. `no`: whether to prefer the flag that switches it off."""
     flags = action.option_strings
     pair = isinstance(action, argparse.BooleanOptionalAction)
     names = {name_of(flag): flags[-1 if no else 0] if pair else flag for flag in flags}
@@ -109,5 +109,5 @@ def _names(action: argparse.Action, no: bool) -> dict[str, str]:
 
 
 def name_of(flag: str) -> str:
-    """Return the name that a flag's option has in Python."""
+    """Return the Python name of the option that a flag sets."""
     return flag.lstrip("-").replace("-", "_")

@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from atune.engine.prior import ERROR
 from atune.engine.screen import layout_choice
 from atune.engine.settings import check_code, check_parts
 from atune.engine.strategy import AUTO
@@ -47,7 +48,7 @@ from atune.workload.workload import WorkloadSpec
 
 
 def dry_run_command(workload: FileRef, plan: RunPlan, arguments: argparse.Namespace) -> int:
-    """Print the number of candidates that tuning by `plan` would try. A worker counts them. Raises as `tune` does."""
+    """Print the number of candidates that a tuning by `plan` would try. A worker counts them. Raises like `tune`."""
     settings = plan.settings
     spec = anyio.run(counted, workload, settings.seed)
     most = settings.budget.most(spec.total)
@@ -81,11 +82,11 @@ def dry_run_lines(spec: WorkloadSpec, to_do: str) -> Iterator[str]:
     yield f"workload   {spec.name}: {describe_config(spec.arguments) or 'without arguments'}"
     yield f"space      {counts['points']:,} points, of which {spec.total:,} are candidates"
     if spec.points is not None:
-        yield f"           drawn with the seed: {counts['looked_at']:,} points were examined"
+        yield f"           the candidates are drawn with the seed: {counts['looked_at']:,} points were examined"
     for constraint, count in spec.refusals:
         yield f"           {count:,} refused by {constraint}"
     yield f"to do      {to_do}"
-    yield "           fewer are measured, because lowering drops candidates with the same code,"
+    yield "           a run measures fewer candidates: lowering drops candidates with the same code,"
     yield "           and candidates that do not fit the device"
 
 
@@ -102,7 +103,7 @@ def compile_only_command(workload: FileRef, plan: RunPlan, arguments: argparse.N
 async def _compile_space(workload: FileRef, plan: RunPlan, builds: bool = True) -> tuple[dict[str, Any], list[Record]]:
     """Compile a space, or only lower it. Returns the outcome for ``--json``, and the records of failed candidates.
 
-    ``codes``: the number of distinct codes that compiled. ``passed``: how many lost to others in ``layouts``.
+    ``codes``: number of different codes that compiled. ``passed``: number of candidates whose layout was not chosen.
     """
     began, settings = time.monotonic(), plan.settings.compile
     async with compilers(workload, plan.target, settings) as (machine, run):
@@ -132,14 +133,13 @@ def _choice(record: Record) -> dict[str, Any]:
 
 
 def _layout_lines(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines that tell for each layout whether it was kept, or why not. Yields nothing without ``--layouts``."""
+    """Yield a line for each layout: ``kept``, or why the layout was dropped. Without ``--layouts``, yield nothing."""
     rows = [(str(each["index"]), describe_config(each["config"]), each["outcome"]) for each in data["layouts"]]
     yield from [f"layouts    for {data['target']}"] if rows else []
     yield from (f"           {line}" for line in aligned(rows, 1).splitlines())
 
 
 def _compile_lines(data: Mapping[str, Any], failures: list[Record]) -> Iterator[str]:
-    """Yield the outcome of compiling a space as lines of text."""
     counts = "{compiled} of {total} candidates, {codes} distinct, {failed} failed".format_map(data)
     counts += f", {data['passed']} passed over" if data["passed"] else ""
     yield f"compiled   {counts}; {duration(data['wall_s'])}"
@@ -157,7 +157,7 @@ def _compile_lines(data: Mapping[str, Any], failures: list[Record]) -> Iterator[
 def parse_config(text: str) -> Config:
     """Return the configuration in a text such as ``a=1,b=(2, 3),c=name``. Raises `UsageError` and `SpaceError`.
 
-    Values are Python literals. Any other expression is taken as text.
+    If the expression of a value is not a Python literal, the value is the text of the expression.
     """
     source, config = f"_({text})", Config()
     try:
@@ -181,7 +181,7 @@ def explain_command(arguments: argparse.Namespace, interrupts: Interrupts) -> in
     settings = CompileSettings(compile_timeout_s=arguments.compile_timeout_s, cicc=False, workers=len(candidates))
     compiled, machine = anyio.run(_compile_all, ref, candidates, target, settings)
     if machine.fallback:
-        print_message("no GPU found, so this is for the CPU; for a GPU, give its arch: --target sm_90a", "warning: ")
+        print_message("no GPU found, so these facts are for the CPU; for a GPU, add --target sm_90a", "warning: ")
     arch, two = machine.target.arch, len(compiled) == 2
     if arguments.json:
         data = [record_data(record, arch) | ({"source": text} if arguments.source else {}) for record, text in compiled]
@@ -206,20 +206,20 @@ async def _compile_all(
 
 
 def _source(artifact: Artifact) -> str:
-    """Return a kernel's device source with neutral names in place of its symbol."""
+    """Return a kernel's device source, with ``kernel`` in place of the candidate's symbol, to compare candidates."""
     text = Path(source_path(artifact.path, artifact.symbol)).read_text(errors="replace")
     return text.replace(f"{artifact.symbol}_kernel", "kernel").replace(artifact.symbol, "kernel")
 
 
 def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Candidate], str]:
-    """Return the workload, the candidates, numbered as in the journal, and the target. Raises `UsageError`."""
+    """Return the workload, the candidates (with their numbers in the journal) and the target. Raises `UsageError`."""
     what, indices, target = arguments.what, arguments.index, arguments.target
     given = None if arguments.workload is None else parse_file_ref(arguments.workload, "--workload")
     if (n := max(len(indices), len(arguments.config))) > 2:
-        raise UsageError(f"{n} configurations: give one, or two to compare")
+        raise UsageError(f"{n} configurations: give one, or give two to compare")
     if what.endswith(".py") or (":" in what and not os.path.exists(what)):
         if given is not None:
-            raise UsageError(f"--workload is for a journal, but {what} is a workload itself: leave out either")
+            raise UsageError(f"--workload is for a journal, but {what} is a workload: leave one of the two out")
         if indices:
             raise UsageError(f"an INDEX needs a journal, but {what} is a workload: give --config a=1,b=2")
         ref, problem = parse_file_ref(what, "atune explain"), one_problem(arguments.arg, "explain")
@@ -254,6 +254,8 @@ def pick_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     unfit += f", {picked.unknown:,} of which did not answer in time" if picked.unknown else ""
     lines = [f"space      {picked.candidates:,} candidates{unfit}; nothing was compiled or measured"]
     lines += [f"device     {picked.gpu or 'no GPU'}", *([f"prior      {picked.why}"] if picked.why else [])]
+    if picked.alike >= len(picked.choices):
+        lines.append(f"prior      {picked.alike:,} others are as good within its error, {ERROR:.0%}: tune --budget 5%")
     for place, choice in enumerate(picked.choices, 1):
         expected = "" if choice.estimate_ms is None else f"about {choice.estimate_ms:.4g} ms: "
         lines.append(f"choice {place:<4}{expected}{describe_config(choice.config)}")

@@ -1,7 +1,7 @@
-"""The list of earlier runs, ``atune runs``, the commands that take a journal, and ``atune cache``.
+"""The commands ``atune runs`` and ``atune cache``, and the commands that take a journal.
 
-Only ``resume`` and ``bundle`` run code of a workload, in workers. Slow modules that a single command needs are imported
-by that command.
+Only ``resume`` and ``bundle`` run code of a workload, and this code runs in workers. If only one command needs a slow
+module, this command imports the module.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ LATEST, FINISHED = "latest", "finished"
 
 
 def find_journal(text: str) -> str:
-    """Return the path of the journal that `text` names: a path, ``latest``, a number in the list, or a name's start.
+    """Return the path of a journal. `text`: the path, ``latest``, a number in the list of runs, or the start of a name.
 
-    If several names start with `text`, the newest run is meant. Raises `UsageError` if there is no such run.
+    If several names start with `text`, the newest run is chosen. Raises `UsageError` if no run fits.
     """
     if os.path.exists(text) or os.sep in text:
         return text
@@ -58,9 +58,9 @@ def find_journal(text: str) -> str:
 
 
 def _listed() -> dict[Path, list[tuple[Path, float]]]:
-    """Return the result cache's runs, the newest first, by the path of a journal or of a set's folder.
+    """Return the runs in the result cache, the newest first, by the path of the run's journal or of the set's folder.
 
-    Each run has its journals, each with the time of its last write.
+    Each run is a list of the run's journals, with the time of the last write to each journal.
     """
     runs: dict[Path, list[tuple[Path, float]]] = {}
     for path, written in ResultCache().runs():
@@ -78,7 +78,7 @@ def runs_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.json:
         print_out(json.dumps({"runs": runs}))
     elif not runs:
-        print_out("no runs yet: atune tune FILE.py")
+        print_out("no runs yet; start with: atune tune FILE.py")
     else:
         print_lines(map(Line, aligned([_HEADS, *map(_row, runs)], numbers=1).splitlines()))
         if len(chosen) < len(all_runs):
@@ -87,7 +87,7 @@ def runs_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _data(path: Path) -> dict[str, Any]:
-    """Return a run or a set as ``--json`` prints it."""
+    """Return the data that ``--json`` prints about a run or a set."""
     try:
         if path.is_dir():
             return _data_of_set(path)
@@ -121,7 +121,7 @@ _HEADS = ("#", "kernel", "problem", "best", "tried", "journal")
 
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
-    """Return a run as the texts of the table's columns."""
+    """Return the texts for a run's row of the table."""
     number, name = str(run["number"]), printable(run_name(Path(run["journal"])).removesuffix(".jsonl"))
     if "error" in run:
         return number, run["state"], "", "", "", name
@@ -138,7 +138,7 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _unfinished(written: bool) -> str:
-    """Return the state of an unfinished run. `written`: a process is writing it."""
+    """Return the state of an unfinished run. `written`: whether a process is writing the journal."""
     return "running" if written else "interrupted"
 
 
@@ -179,12 +179,12 @@ def resume_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int
 
 
 def _finished(journal: str, header: RunStarted | None) -> str:
-    """Return the message that a run or a set has finished. It mentions a workload file that was edited since."""
+    """Return the message for a finished run or set. The message mentions later changes to the workload's file."""
     from atune.workload.pickling import edited_since
 
     file = edited_since(header.origin, header.time) if header else ""
-    text = f"the run of {journal} is finished: nothing is left to do, and this is its result"
-    anew = f". {file} was edited since: atune tune {shlex.quote(file)} tunes the new version"
+    text = f"the run of {journal} is finished, so there is nothing left to do; its result:"
+    anew = f". {file} was edited after the run: atune tune {shlex.quote(file)} tunes the new version"
     return text + (anew if file else "")
 
 
@@ -197,7 +197,7 @@ def replay_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int
 
 
 def record_at(result: Result, index: int | None) -> Record:
-    """Return the record of candidate `index`. None means the winner, or if there is no winner, the first failure."""
+    """Return the record of candidate `index`. By default, choose the winner, or without a winner, the first failure."""
     if index is None and result.best is not None:
         return result.best
     if index is None:
@@ -284,7 +284,7 @@ def bundle_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int
 
 
 def _winners(journal: str) -> list[Result]:
-    """Return the result of a journal, or the results of a set's problems that have a winner."""
+    """Return the result of a journal. For the folder of a set, return the results of all problems with a winner."""
     if not os.path.isdir(journal):
         return [replay(journal)]
     from atune.frontends.tune_set import read_set
@@ -299,7 +299,7 @@ def _winners(journal: str) -> list[Result]:
 
 
 def _chosen(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the chosen kernel and key. Raises `UsageError` for empty text: an unset variable must not choose all."""
+    """Return the chosen kernel and key. An empty text, as from an unset variable, raises `UsageError`."""
     given = {"kernel": arguments.kernel, "key": arguments.key}
     chosen = {name: value for name, value in given.items() if value is not None}
     for name, value in chosen.items():
@@ -335,6 +335,6 @@ def clear_results_command(arguments: argparse.Namespace, interrupts: Interrupts)
 def export_results_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     chosen = _chosen(arguments)
     if chosen and not ResultCache().answers(**chosen):
-        raise UsageError("the result cache has no such result: atune cache ls lists its results")
+        raise UsageError("the result cache has no result for this kernel or key: atune cache ls lists all results")
     data = ResultCache().export(**chosen)
     return write(data + b"\n", arguments.output or "-", "exported", arguments)

@@ -1,4 +1,4 @@
-"""``atune tune``, for one problem or several: turn options into arguments of `tune`, and its outcome into a status."""
+"""``atune tune`` and ``atune measure``: turn options into arguments, and the outcome into a status."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,10 +19,19 @@ import msgspec
 
 from atune.errors import NoWinner, UsageError
 from atune.frontends.cli.commands import with_flags
-from atune.frontends.cli.main import INTERRUPTED, show_kept, show_set
-from atune.frontends.cli.output import NO_WINNER, error_data, print_err, print_message, print_out, report_error
+from atune.frontends.cli.main import INTERRUPTED, OK, show_kept, show_set
+from atune.frontends.cli.output import (
+    NO_WINNER,
+    error_data,
+    print_err,
+    print_lines,
+    print_message,
+    print_out,
+    report_error,
+)
 from atune.frontends.cli.preview import compile_only_command, dry_run_command
 from atune.frontends.cli.runs import LATEST, find_journal
+from atune.frontends.measure import MeasureResult, measure_many
 from atune.frontends.problems import Problems, parse_sizes
 from atune.frontends.run_options import TuneOptions
 from atune.frontends.tune_set import SetResult, read_set, tune_set
@@ -33,6 +43,7 @@ from atune.journal.state import State
 from atune.model.device import device_names
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log, stream_logger
+from atune.reporting.text import Line
 from atune.workers.result_cache import ResultCache
 from atune.workers.terminal import Interrupts
 from atune.workload.pickling import FileRef, parse_file_ref
@@ -63,27 +74,26 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Tune a single problem, and return the exit status."""
     journal = ResultCache().new_path(Path(workload.path).stem) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
     journal = str(Path(journal))
     options = _options(arguments, journal)
     if os.path.isfile(journal) and os.path.getsize(journal):
-        print_message(f"{journal} exists: its run is resumed if the work is the same", kind="")
+        print_message(f"{journal} exists: if the work is the same, its run is resumed", kind="")
 
     return drive(partial(tune, workload, **options), journal, arguments, interrupts)
 
 
 def _tune_set(workload: FileRef, problems: Problems, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Tune each of `problems` and print the table. Returns 0 if each has a winner."""
+    """Tune each of `problems` and print the table. Returns 0 if each problem has a winner."""
     for option in ("dry_run", "compile_only"):
         if getattr(arguments, option):
             raise UsageError(f"--{option.replace('_', '-')} takes a single problem: give each argument a single value")
     folder = arguments.journal or str(ResultCache().new_path(Path(workload.path).stem).with_suffix(""))
     options = _options(arguments, folder)
     if is_set(Path(folder)):
-        print_message(f"{folder} exists: its problems are continued if the work is the same", kind="")
+        print_message(f"{folder} exists: if the work is the same, its problems are continued", kind="")
     return drive_set(partial(tune_set, workload, problems, **options), folder, arguments, interrupts)
 
 
@@ -107,7 +117,7 @@ def _options(arguments: argparse.Namespace, journal: str | None) -> dict[str, An
 def drive(
     call: Callable[..., Awaitable[Result]], journal: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
-    """Await the run of `call` with progress and log, and print the outcome. Returns the exit status."""
+    """Await the run `call`, show its progress or its log, and print the outcome. Returns the exit status."""
     state, since, log = State(), time.time(), event_log(arguments.verbose and stream_logger())
 
     def on_event(event: Event) -> None:
@@ -172,7 +182,7 @@ async def interruptible(call: Callable[[], Awaitable[Any]], interrupts: Interrup
 def drive_set(
     call: Callable[..., Awaitable[SetResult]], folder: str, arguments: argparse.Namespace, interrupts: Interrupts
 ) -> int:
-    """Await the set of `call` with progress and log, and print the outcome. Returns the exit status."""
+    """Await the set `call`, show its progress or its log, and print the outcome. Returns the exit status."""
     log = arguments.verbose and stream_logger()
     shown = partial(call, log=log, progress=not (arguments.quiet or arguments.verbose))
     with interrupts.counted():
@@ -192,3 +202,32 @@ def drive_set(
     if isinstance(ended, BaseException):
         return report_error(ended, debug=arguments.debug, json=arguments.json)
     return show_set(ended, arguments)
+
+
+def measure_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    """Measure the candidates that `arguments` name. Returns 0 only if each passed."""
+    task = parse_file_ref(arguments.task, "atune measure --task")
+    options = {name: getattr(arguments, name) for name in ("problems", "allow", "target", "journal")}
+    options["devices"] = device_names(",".join(arguments.devices) or "all")
+    options["compile"] = CompileSettings(compile_timeout_s=arguments.compile_timeout_s)
+    options["benchmark"] = BenchmarkSettings(benchmark_timeout_s=arguments.benchmark_timeout_s)
+    candidates = [name for each in arguments.candidates for name in (sys.stdin if each == "-" else [each])]
+    call = partial(measure_many, [name.strip() for name in candidates if name.strip()], task, **options)
+    with interrupts.counted():
+        ended = anyio.run(interruptible, call, interrupts, backend="asyncio")
+    if ended is None:
+        print_message("interrupted", kind="")
+        return INTERRUPTED
+    if isinstance(ended, BaseException):
+        return report_error(ended, debug=arguments.debug, json=arguments.json)
+    for result in ended:
+        print_out(msgspec.json.encode(result).decode()) if arguments.json else print_lines([_line(result)])
+    return OK if all(result.status == "passed" for result in ended) else NO_WINNER
+
+
+def _line(result: MeasureResult) -> Line:
+    if result.latency_ms is None or result.speedup is None:
+        return Line(f"{result.candidate}   {result.status}: {result.reason}", "error")
+    low, over, high = result.speedup
+    gain = f"{over:.3f} times as fast as the default ({low:.3f} to {high:.3f})"
+    return Line(f"{result.candidate}   {result.latency_ms[1]:.4g} ms, {gain}")

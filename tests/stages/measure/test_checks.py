@@ -78,12 +78,12 @@ def test_symbolic_dimensions_come_from_the_arguments_the_inputs_or_the_outputs_t
     assert [list(v.shape) for v in arguments(from_arguments, *params).values] == [[3, 8], [6, 8]]
     from_inputs = workload(inputs=[torch.ones(5, 8)])
     assert [list(v.shape) for v in arguments(from_inputs, *params).values] == [[5, 8], [10, 8]]
-    with pytest.raises(WorkloadError, match="dimension 'm' is symbolic, and its size is unknown: give tensors of"):
+    with pytest.raises(WorkloadError, match="dimension 'm' is symbolic, and its size is unknown: give tensors with"):
         arguments(workload(), *params)
     alone = (KernelParam("float32", (8,)), KernelParam("float32", ("m", 8)))
     made = arguments(workload(inputs=[torch.ones(8), torch.empty(5, 8)]), *alone)
     assert [list(v.shape) for v in made.values] == [[8], [5, 8]]
-    with pytest.raises(WorkloadError, match="If only outputs have it, give tensors for all parameters"):
+    with pytest.raises(WorkloadError, match="If only outputs have the dimension, give tensors for all parameters"):
         arguments(workload(inputs=[torch.ones(8)]), *alone)
 
 
