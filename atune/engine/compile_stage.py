@@ -207,7 +207,7 @@ class CompileStage:
                     scope.cancel()
 
     def _is_hopeless(self, group: Sequence[Lowered], began_s: float) -> bool:
-        """Return whether a group takes too long, unless the prior expects a member to be faster than all measured."""
+        """Return whether a group takes too long, and the prior expects no member to be faster than all measured."""
         state = self.run.recorder.state
         limit = limit_s(state, group, self.state.work_of(group), self._timeout_s, LAST_FACTOR)
         others = self._ended.get(group[0].index, set()).difference(lowered.index for lowered in group)
