@@ -1,4 +1,4 @@
-"""Errors about bundles, and manifests, which are plain JSON with the digest of every file, checked before loading."""
+"""Errors about bundles, and manifests. A manifest is plain JSON, with every file's digest to check before loading."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ class BundledKernel:
         return tuple(i for i in range(len(self.params)) if i not in self.outputs)
 
     def given(self, count: int) -> tuple[int, ...] | None:
-        """Return which positions `count` arguments have: all parameters or all inputs; None for any other count."""
+        """Return the positions of all parameters or of all inputs, if there are `count` of them; None for any other
+        count."""
         if count == len(self.params):
             return tuple(range(count))
         return self.inputs if count == len(self.inputs) else None
@@ -94,7 +95,7 @@ def named(problem: Mapping[str, Any]) -> str:
 
 
 def manifest_digest(plain: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a manifest without its field ``digest``."""
+    """Return the SHA-256 of a manifest from which the field ``digest`` is removed."""
     content = {name: value for name, value in plain.items() if name != "digest"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Sending a workload to workers: by file and name, or as pickled functions together with their source text.
+"""Send a workload to workers, either by file and name, or as pickled functions together with their source text.
 
 The source text is needed because tilelang reads the source of every kernel, even if the kernel is in a notebook.
 """
@@ -62,7 +62,7 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     script: str = ""
     """The program's own file. Functions and classes that are sent by value belong to this file."""
     loaded_as: str = ""
-    """The program's fingerprint of the workload if a worker must get the same fingerprint; otherwise empty."""
+    """The program's fingerprint of the workload, if a worker must compute an equal fingerprint; otherwise empty."""
 
 
 WorkloadRef = FileRef | PickleRef
@@ -143,7 +143,7 @@ def _by_value(functions: Iterable[Any]) -> Generator[None, None, None]:
 def ship(workload: Workload) -> PickleRef:
     """Pack `workload` for the workers. If pickling fails, raises `WorkloadError`, which names the object at fault.
 
-    Large tensors, arrays and byte strings are not copied, so what counts is their content at the time of sending.
+    Large tensors, arrays and byte strings are not copied, so workers get the content that these have when sent.
     """
     parts, shipped = [part for _, part in parts_of(workload)], copy.copy(workload)
     shipped.amounts, shipped._first = {}, None  # workers need only the results of these functions
@@ -199,7 +199,8 @@ def load(ref: WorkloadRef) -> Workload:
 
 
 def chosen(ref: FileRef) -> FileRef:
-    """Return `ref` with a name. If `ref` has no name, run its file, and take the only workload, or else WORKLOAD.
+    """Return `ref` with a name. If `ref` has no name, run its file, and return the file's only workload, or else the
+    workload called WORKLOAD.
 
     If the file has no workload, take its only decorated kernel. Raises `WorkloadError` if the file has several
     workloads or none. The message then lists the possible commands.
@@ -267,7 +268,8 @@ class _Kept(io.StringIO):
 
 
 def _run_file(path: str) -> ModuleType:
-    """Run a file as a module of its package, or alone if the file is not in a package. Raises `WorkloadError`."""
+    """Run a file as a module of its package, or as a module without a package if the file is not in a package. Raises
+    `WorkloadError`."""
     name = f"{ALONE}{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]

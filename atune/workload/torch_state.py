@@ -1,4 +1,5 @@
-"""Settings of torch that affect results. Workers copy the program's settings, so that references compute the same."""
+"""Settings of torch that affect results. Workers copy the program's settings, so that references compute the same
+results in workers as in the program."""
 
 from __future__ import annotations
 

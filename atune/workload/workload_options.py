@@ -1,4 +1,5 @@
-"""The options of a workload. `@autotune` has most of these options, too. A wrong value raises an error immediately."""
+"""The options of a workload. `@autotune` has most of these options as well. A wrong value raises an error
+immediately."""
 
 import inspect
 import reprlib
