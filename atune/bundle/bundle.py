@@ -33,10 +33,8 @@ from atune.bundle.manifest import (
 
 OnOtherSizes = Literal["error", "nearest"]
 MOST_PLANS = 4096
-"""Largest number of call signatures that a bundle remembers. A bundle that would exceed this number forgets all
-signatures."""
+"""Largest number of call signatures that a bundle remembers. If there are more, it forgets all signatures."""
 SHOWN_PROBLEMS = 8
-"""Largest number of problems that a message lists."""
 Taking = tuple[BundledKernel, dict[str, int]]
 """The kernel for a call, and the values that the kernel's symbolic dimensions have in that call."""
 

@@ -135,8 +135,7 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _fits(value: Any, dtype: str) -> bool:
-    """Tell whether `dtype` can hold `value`. Integers must be held exactly, and floats must not overflow. Accepts
-    tensors."""
+    """Tell whether `dtype` can hold `value`. Integers must fit exactly; floats must not overflow. Accepts tensors."""
     exact = getattr(ctypes, f"c_{dtype}", None)
     if hasattr(value, "stride"):
         return True

@@ -64,7 +64,6 @@ class BundledKernel:
     """The winner of one problem."""
 
     problem: Mapping[str, Any]
-    """The problem's arguments, by name."""
     library: str
     """SHA-256 of the library."""
     symbol: str
@@ -82,8 +81,7 @@ class BundledKernel:
         return tuple(i for i in range(len(self.params)) if i not in self.outputs)
 
     def given(self, count: int) -> tuple[int, ...] | None:
-        """Return the positions of all parameters or of all inputs, if there are `count` of them; None for any other
-        count."""
+        """Return the positions of all parameters or of all inputs, depending on `count`; None for any other number."""
         if count == len(self.params):
             return tuple(range(count))
         return self.inputs if count == len(self.inputs) else None

@@ -122,7 +122,7 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
             return self
         raise UsageError(
             f"setup changed input {', '.join(map(str, self.set_up))} before the kernel was checked, but a call of the "
-            "kernel does not run setup: make the data with inputs=, clear tensors with zero=, or set it in the kernel"
+            "kernel does not run setup: give data with inputs=, clear tensors with zero=, or set values in the kernel"
         )
 
 
@@ -194,15 +194,13 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     stages: Whole = 0
     """Largest number of stages in a `T.Pipelined` loop; 0 if no loop has stages."""
     steps: Quantity = 1.0
-    """Number of iterations of the deepest pipelined loop, or else of the longest loop that contains copies or
-    products."""
+    """Number of iterations of the deepest pipelined loop, or else of the longest loop that copies or multiplies."""
     threads: Whole = 1
     """Threads per block that the kernel requests."""
     tensor_bytes: Whole | None = None
     """Total size of all tensors in bytes; None if the size depends on the call."""
     block_order: str = ""
-    """tilelang's name for the order of blocks, and the panel width: ``rasterization2DRow 8``. Empty in the usual
-    order."""
+    """Order of blocks: tilelang's name and panel width, such as ``rasterization2DRow 8``; empty for the usual order."""
 
     @property
     def tensor_flops(self) -> float:
@@ -231,7 +229,7 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     source_bytes: Whole | None = None
     """Number of characters in the generated device source."""
     lacking_registers: Whole = 0
-    """Number of registers that a block requests with ``setmaxnreg`` but never gets. Without them, the block hangs."""
+    """Number of requested registers (``setmaxnreg``) that a block never gets. If any are missing, the block hangs."""
     work: BlockWork | None = None
     """Work per block; None if a part of the work depends on values in the call."""
     layouts: Layouts | None = None
@@ -267,7 +265,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     ir_key: str = ""
     """Digest of everything that decides the result of lowering, such as the elaborated kernel."""
     store_key: str = ""
-    """Key, in the artifact store, of the library that nvcc or g++ builds. The key covers the code generators."""
+    """Key, in the artifact store, of the library that nvcc or g++ builds. The key is made from `code_key` and the
+    versions of the code generators."""
     use: str = ""
     """Headers and instructions that cicc's compiler state needs for the source; empty if cicc cannot compile it."""
     source_key: str = ""
@@ -286,7 +285,7 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Resources of compiled code. If there are several kernels, most figures are for the kernel that needs most."""
+    """Resources of compiled code. Each figure is the maximum over all kernels, except for `code_bytes`."""
 
     registers: Whole = 0
     """32-bit registers per thread."""
@@ -320,7 +319,6 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     compiler: str = ""
     """The compiler of the device code, which is ``nvcc``, ``cicc`` (nvcc with pre-parsed headers) or ``g++``."""
     why: str = ""
-    """The reason that this compiler was used."""
     store_key: str = ""
     """Key of the library in the artifact store; empty if the store may not keep the library."""
     source_key: str = ""

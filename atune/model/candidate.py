@@ -30,7 +30,7 @@ blocks that must fit on a multiprocessor, and the number of blocks in a cluster.
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 """Range of the integers that a journal and messages to workers can store exactly."""
 MAX_NESTING = 60
-"""Largest nesting of lists and dicts in a value. A line of a journal adds 3 levels, and atune reads up to 64."""
+"""Largest nesting of lists and dicts in a value. A journal's line has at most 64 levels, 3 of them around it."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
@@ -276,7 +276,8 @@ def _distance(a: Any, b: Any) -> float:
 
 
 FAILED_ALIKE = 8
-"""If so many candidates with a value of an axis failed for one reason, the rest with this value are tried last."""
+"""If this many candidates with the same value of an axis failed for the same reason, the remaining candidates with this
+value are tried last."""
 
 
 def failed_values(tried: Iterable[tuple[Iterable[tuple[Any, Any]], str]]) -> dict[tuple[Any, Any], tuple[int, str]]:

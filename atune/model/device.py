@@ -45,7 +45,6 @@ class DeviceLimits(msgspec.Struct, frozen=True):
     smem_bytes: Whole | None = None
     """Largest number of bytes of shared memory in a block."""
     threads: Whole | None = None
-    """Largest number of threads in a block."""
 
 
 class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -135,8 +134,7 @@ def arch_of_capability(major: int, minor: int) -> str:
 
 
 class Multiprocessor(msgspec.Struct, frozen=True):
-    """Resources that a multiprocessor divides among blocks (CUDA C++ Programming Guide, «Technical Specifications per
-    Compute Capability»)."""
+    """Resources that a multiprocessor divides among blocks (from the same table as `DeviceLimits`)."""
 
     threads: int
     blocks: int
@@ -200,7 +198,7 @@ class Architecture(NamedTuple):
     """Rates of a multiprocessor (SM) in an architecture."""
 
     tensor_flops: int
-    """bfloat16 operations of the tensor cores per clock. Some server boards do more."""
+    """bfloat16 operations of the tensor cores per clock. Some server boards reach a higher number (see `SHEETS`)."""
     lanes: int
     """float32 operations per clock, one for each lane."""
     warp_groups: bool = False
@@ -229,7 +227,7 @@ class Sheet(NamedTuple):
     memory_bytes_s: float
     l2_bytes: int
     tensor_flops: int = 0
-    """Like `Architecture.tensor_flops`, for this board; 0 if the board has the number of its architecture."""
+    """The board's own value of `Architecture.tensor_flops`; 0 if the architecture's value applies."""
 
 
 SHEETS = {
@@ -306,7 +304,7 @@ def _board(name: str) -> str:
 def with_peaks(device: DeviceInfo) -> DeviceInfo:
     """Return `device` with the peaks from its data sheet; unchanged if its architecture has no data sheet.
 
-    Tensor cores are assumed to run at the sheet's clock, as they do under load. The memory's rate is from the device.
+    Tensor cores are assumed to run at the sheet's clock, as they do under load. The device's own memory rate is used.
     """
     figures, sheet = figures_of(device), figures_of(msgspec.structs.replace(device, clock_hz=0.0))
     if figures is None or sheet is None:

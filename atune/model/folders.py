@@ -263,7 +263,7 @@ def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
 
 
 def _locked(folder: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> ExitStack:
-    """Lock a folder until the stack closes or the process ends. By default, raises `OSError` if it is locked."""
+    """Lock a folder until the stack closes or the process ends. By default, raises `OSError` for a locked folder."""
     with ExitStack() as stack:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         stack.callback(os.close, fd)

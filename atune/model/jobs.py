@@ -61,8 +61,7 @@ class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
 class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
     """Elaborate `candidates`. The answer has one or more results, in order, but may end before the last candidate.
 
-    `digests`: whether results have `ir_digest` instead of facts. If a failure has a `doubt`, its candidate may be
-    innocent.
+    `digests`: results have `ir_digest` instead of facts. If a failure has a `doubt`, the candidate may not be at fault.
     """
 
     candidates: tuple[Candidate, ...]

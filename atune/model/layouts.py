@@ -135,9 +135,9 @@ def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelectio
 
     Only valid alternatives that contain no other alternative are considered. The criteria are, in this order: least
     redundant work, fewest registers, widest accesses, the compiler's own choice, first in the space. An alternative
-    contains another if, in each loop, the threads that execute an iteration include all threads of that iteration in
-    the other alternative. Alternatives without facts are always kept. If no alternative is valid, the compiler's choice
-    is kept.
+    contains another if, in each loop, the threads that execute an iteration include all threads that execute the same
+    iteration in the other alternative. Alternatives without facts are always kept. If no alternative is valid, the
+    compiler's choice is kept.
     """
     valid = [a for a in alternatives if a.valid]
     if not valid:
@@ -153,7 +153,7 @@ def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelectio
 
 
 def contained(a: Layouts, b: Layouts) -> bool:
-    """Return whether `a` runs every iteration on a subset of the threads that `b` uses, and some iteration on fewer.
+    """Return whether `a` runs each iteration on a subset of its threads in `b`, and at least one on fewer threads.
 
     Only a few iterations of each loop are compared. If the loops differ, the layouts cannot be compared.
     """

@@ -21,7 +21,8 @@ from atune.model.ranges import Index, Latency, Quantity, Whole
 DISTURBS = "may disturb the timings"
 """A phrase in every warning about another program that uses a device."""
 CLOSE = 0.005
-"""Latencies that differ by at most this share are treated as equal. A finalist that is slower than that cannot win."""
+"""Latencies that differ by at most this share are treated as equal. A finalist that is slower than the fastest finalist
+by a larger share cannot win."""
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -61,8 +61,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The description, written like a docstring. The first sentence is the command line's help."""
     default: Any = None
     must: str = ""
-    """What messages say about a wrong value, such as ``must be a string``. If this text is empty, only numbers and
-    bools are checked."""
+    """What messages say about a wrong value: ``must be a string``. If this is empty, only numbers and bools are
+    checked."""
     check: Callable[[str, Any], Any] | None = None
     """A function that takes the option's name, for messages, and a value. The function returns the value in its normal
     form, or raises `UsageError`."""
@@ -242,7 +242,7 @@ if TYPE_CHECKING:
 else:
 
     class _Refusing(type(msgspec.Struct)):
-        """Refuses wrong keywords of a class in a metaclass, because a msgspec class cannot define `__init__`."""
+        """A metaclass that refuses wrong keywords, because a msgspec class cannot define `__init__`."""
 
         def __call__(cls, *values: Any, **options: Any) -> Any:
             refuse_unknown(cls.__name__, options, cls.__struct_fields__)
@@ -262,7 +262,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refusing):
 def documented(kind: type[S]) -> type[S]:
     """Add the options of the settings class `kind` to its docstring. Returns the class."""
     options = [_wrapped(f"`{option.name}`: {option.doc}") for option in options_of(kind).values()]
-    raises = "Raises `UsageError` for a wrong value, or for a wrong name, with a suggestion."
+    raises = "Raises `UsageError` for a wrong value, and for an unknown name, with a similar name as a suggestion."
     kind.__doc__ = "\n".join([f"{kind.__doc__}\n", *options, f"\n{raises}"])
     return kind
 

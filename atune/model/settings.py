@@ -16,7 +16,7 @@ _BUDGETS = "give auto, a number of candidates (40), a share of them (10%), a tim
 AUTO_PERCENT, AUTO_LEAST = 10, 16
 """Largest percentage of a space that the budget ``auto`` tries, and the number of candidates that it always allows."""
 AUTO_BATCH, AUTO_GAIN_PERCENT = 8, 2
-"""The budget ``auto`` ends if a batch of AUTO_BATCH candidates improves the latency by less than AUTO_GAIN_PERCENT."""
+"""The budget ``auto`` ends if `AUTO_BATCH` candidates improve the latency by less than `AUTO_GAIN_PERCENT` %."""
 
 
 def _limit(text: str) -> tuple[str, Any]:

@@ -32,7 +32,7 @@ from atune.model.options import meant
 T = TypeVar("T")
 Constraint = Callable[..., Any]
 LARGE = 100_000
-"""Largest number of candidates. Larger spaces are sampled. A generator of more configurations is refused."""
+"""Largest number of candidates. Larger spaces are sampled. A generator that yields more configurations is refused."""
 SMALL = 500
 """Number of points that can be enumerated within a few milliseconds."""
 NO_SERIES = (str, bytes, Mapping, set, frozenset)
@@ -144,8 +144,7 @@ class Space:
         return Listed(self._configs, where)
 
     def empty(self, arguments: Mapping[str, Any], refused: Iterable[str]) -> SpaceError:
-        """Return the error for an empty space. `refused`: a line for each constraint, with the number of refused
-        points."""
+        """Return the error for an empty space. `refused`: for each constraint, how many points it refused, as text."""
         why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
         problem = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         lines = [f"Space is empty: {why}{f' for {problem}' if problem else ''}", *refused]
@@ -369,7 +368,8 @@ class Points(ABC):
         return map(self.raw, range(self.size))
 
     def drawn(self, seed: int) -> Iterator[int]:
-        """Yield places in a random order that depends on `seed`. If the space exceeds `SHUFFLED`, places repeat."""
+        """Yield places in a random order that depends on `seed`. In a space larger than `SHUFFLED`, places repeat
+        without end."""
         rng = random.Random(seed)
         if self.size <= SHUFFLED:
             order = list(range(self.size))

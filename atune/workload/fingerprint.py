@@ -30,8 +30,7 @@ T = TypeVar("T", bound=ast.AST)
 PARSE_TRIES = 5
 """How often a parse is tried, as CPython 3.11 may raise `SystemError` while another thread parses (issue 106905)."""
 _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
-"""Fields of the syntax tree that hold only spelling, such as a string's prefix, a type comment, or a template's
-text."""
+"""Fields of the syntax tree that hold only spelling, such as a string's prefix, a type comment, a template's text."""
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
 ALONE = "atune_workload_"
 """Beginning of the names of modules that workers make from files that are not in a package."""
@@ -171,8 +170,8 @@ def sent_from(script: str) -> None:
 
 
 def _named(kind: type) -> str:
-    """Return the last part of a class's module, and the class's name. A script's file replaces the module, as workers
-    rename it."""
+    """Return the last part of a class's module, and the class's name. For a script, the file's name replaces the
+    module, because workers rename the module."""
     module = kind.__module__
     if _is_library(module):
         return f"{module}.{kind.__qualname__}"
@@ -199,8 +198,7 @@ def _content(part: Any) -> list[Any]:
 
 
 def _class_identity(kind: type, depth: int = 0) -> bytes:
-    """Return bytes that identify a class of a library by name, and any other class by source, public values and
-    bases."""
+    """Return bytes that identify a class: the name for a library's class, otherwise source, public values and bases."""
     text = _named(kind)
     if _is_library(kind.__module__):
         return text.encode()
@@ -242,8 +240,7 @@ def constraint_text(constraint: Callable[..., Any]) -> str:
 
 
 def _code_text(code: CodeType) -> str:
-    """Return a text that identifies a code object whose source is missing. The `repr` of code would contain an
-    address."""
+    """Return a text that identifies a code object without its source. The `repr` of code would contain an address."""
     consts = [_code_text(c) if isinstance(c, CodeType) else _data_identity(c, 0) for c in code.co_consts]
     return repr((code.co_code, code.co_names, code.co_varnames, consts))
 
@@ -309,8 +306,7 @@ def annotation_names(function: Any) -> list[str]:
     """Return the names of globals in annotations of `function` and of its inner functions, according to the source.
 
     tilelang evaluates quoted annotations, and all annotations under ``from __future__ import annotations``, although no
-    code object has their names. Names that are local to `function` are left out, even if the script has globals of
-    these names.
+    code object has their names. Names that are local to `function` are left out, even if globals share the name.
     """
     try:
         tree = parse_module(textwrap.dedent(inspect.getsource(function)))

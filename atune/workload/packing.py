@@ -185,8 +185,7 @@ def _untyped(memory: Any) -> Any:
 
 
 def _tilelang_object(obj: Any) -> tuple[Any, ...] | None:
-    """Reduce a tilelang object to its maker and arguments, as compiled code cannot be pickled; None for other
-    objects."""
+    """Reduce an object of tilelang to a call that makes it again, as compiled code cannot be pickled, or None."""
     if is_compiled(obj):
         names = ("target", "target_host", "execution_backend", "verbose", "pass_configs", "compile_flags")
         options = {name: getattr(obj, name) for name in names}

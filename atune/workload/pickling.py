@@ -71,8 +71,7 @@ WorkloadRef = FileRef | PickleRef
 def parse_file_ref(text: str, command: str = "") -> FileRef:
     """Parse ``FILE.py:NAME`` or ``package.module:NAME``. Without ``:NAME``, the file must have only one workload.
 
-    Raises `WorkloadError` if there is no such file. `command`: the user's command, for the message about a file with
-    several workloads.
+    Raises `WorkloadError` if there is no such file. `command`: the user's command, for messages.
     """
     path, colon, name = text.rpartition(":")
     if not colon or text.endswith(".py"):
@@ -199,8 +198,7 @@ def load(ref: WorkloadRef) -> Workload:
 
 
 def chosen(ref: FileRef) -> FileRef:
-    """Return `ref` with a name. If `ref` has no name, run its file, and return the file's only workload, or else the
-    workload called WORKLOAD.
+    """Return `ref` with a name. If `ref` has no name, run its file, and take its only workload, or else WORKLOAD.
 
     If the file has no workload, take its only decorated kernel. Raises `WorkloadError` if the file has several
     workloads or none. The message then lists the possible commands.
@@ -268,8 +266,7 @@ class _Kept(io.StringIO):
 
 
 def _run_file(path: str) -> ModuleType:
-    """Run a file as a module of its package, or as a module without a package if the file is not in a package. Raises
-    `WorkloadError`."""
+    """Run a file as a module of its package, or as a module of its own. Raises `WorkloadError`."""
     name = f"{ALONE}{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]

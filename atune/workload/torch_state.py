@@ -1,5 +1,4 @@
-"""Settings of torch that affect results. Workers copy the program's settings, so that references compute the same
-results in workers as in the program."""
+"""Settings of torch that affect results. Workers copy the program's settings, so references give equal results."""
 
 from __future__ import annotations
 

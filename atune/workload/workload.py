@@ -109,13 +109,12 @@ class Workload:
         self.inputs, self.reference = given["inputs"], given["reference"]
         self.check, self.setup = given["check"], given["setup"]
         self.out_idx = outputs_named(kernel, given["out_idx"])
-        """Positions of the outputs, from the caller or from `@tilelang.jit`; None if neither of the two gave
-        positions."""
+        """Positions of the outputs, given by the caller or by `@tilelang.jit`; None if no positions were given."""
         self.kernels_out_idx = given["out_idx"] is None
         """Whether `out_idx` comes from the kernel. tilelang makes its positions positive when the kernel is called."""
         self.like_tilelang = False
-        """Whether the run behaves like tilelang's tuner: it calls functions as that tuner does, and a default must be
-        listed."""
+        """Whether tilelang's rules apply: functions are called as by its tuner, and only listed configurations may
+        win."""
         self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
         self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
         self.default = None if given["default"] is None else dict(given["default"])
@@ -203,8 +202,7 @@ class Workload:
 
 
 def outputs_named(kernel: Any, out_idx: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return the outputs' positions from `out_idx`, or else from `@tilelang.jit`; None if neither of the two is
-    given."""
+    """Return the outputs' positions from `out_idx`, or else from `@tilelang.jit`; None if no positions are given."""
     named = getattr(kernel, "out_idx", None) if out_idx is None else out_idx
     return (named,) if isinstance(named, int) else None if named is None else tuple(named)
 
@@ -402,7 +400,6 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     remarks: tuple[str, ...] = ()
     """Remarks about the space that the user should see."""
     layout_axes: tuple[str, ...] = ()
-    """Names of the axes that set layouts of fragments and loops."""
     baseline: Config | None = None
     """The default configuration if it is outside the space; otherwise None."""
     refused: str = ""
@@ -518,8 +515,7 @@ class Candidates:
             yield points.plain(place) if new else None
 
     def complete(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """Return `spec` with all facts, except the configurations, that can be computed after all candidates were
-        listed.
+        """Return `spec` with everything but the configurations that is known after all candidates were listed.
 
         Raises `WorkloadError` if the axes of the given default differ from those of the configurations.
         """
@@ -559,8 +555,7 @@ class Candidates:
         return (None, None, "the default is not plain data") if config is None else (BASELINE, config, "")
 
     def _refused(self, baseline: Config) -> str:
-        """Return the reason that the baseline must not win: the constraint that refuses it or raises. Empty if it may
-        win. Else empty."""
+        """Return the reason that the baseline must not win: a constraint refuses it or raises. Empty if it may win."""
         if self.workload.like_tilelang or not (where := self.workload.space.where):
             return "configs does not list it" * self.workload.like_tilelang
         place = self.points.place(baseline)
@@ -582,6 +577,5 @@ def wrong_names(default: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
 
 
 def candidates_of(workload: Workload) -> list[Candidate]:
-    """Return the candidates of a space, or a sample from a large space. Raises `SpaceError` if a candidate does not
-    fit."""
+    """Return a space's candidates, or a sample from a large space. Raises `SpaceError` if a candidate does not fit."""
     return [candidate for candidate in Candidates(workload).listed() if candidate is not None]

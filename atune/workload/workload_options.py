@@ -1,5 +1,4 @@
-"""The options of a workload. `@autotune` has most of these options as well. A wrong value raises an error
-immediately."""
+"""The options of a workload, most of which `@autotune` also has. A wrong value raises an error immediately."""
 
 import inspect
 import reprlib

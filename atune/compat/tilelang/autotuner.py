@@ -109,8 +109,7 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
     @classmethod
     def load_from_disk(cls, path: Path | str, compile_args: Any, *, trusted: bool = False) -> AutotuneResult | None:
-        """Return the result that tilelang or atune saved in `path`. If nothing was saved, return None, as tilelang
-        does.
+        """Return the result that tilelang or atune saved in `path`. Return None if nothing was saved.
 
         If `compile_args` has ``auto``, the target and the adapter that atune saved are used. In older folders without
         ``out_idx.json``, `compile_args.out_idx` gives the outputs. Loading runs code from the folder, so a file of
@@ -182,8 +181,7 @@ class TextEncoder(Encoder):
     def __init__(self, frontend: Any) -> None:
         super().__init__(frontend)
         self._given: dict[str, tuple[Config, Config]] = {}
-        """Configurations by key. Each has two forms: with strings for a `ByText` kernel, and with the user's own
-        values."""
+        """Configurations by key. Each is stored twice: with strings for a `ByText` kernel, and as the user wrote it."""
         self._tables: dict[str, dict[str, Any]] = {}
         """``tables[parameter][text]``: the user's value."""
 
@@ -248,8 +246,7 @@ def _code(value: Any) -> str:
 
 @contextmanager
 def drop_in() -> Iterator[None]:
-    """Use the cache folder in tilelang's variables. Raise the exceptions that programs written for tilelang's tuner
-    expect."""
+    """Use the cache folder in tilelang's variables. Raise the exceptions that users of tilelang's tuner expect."""
     warnings_of_call.set([])
     try:
         with cache_folder_at(environment.cache_root()):
@@ -298,8 +295,7 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
 
     @taking(tilelang.tuner.AutoTuner.set_compile_args)
     def set_compile_args(self, **given: Any) -> AutoTuner:
-        """Set how candidates are compiled. None means the value of tilelang's environment variable, or else the
-        default."""
+        """Set how candidates are compiled. None means the value of tilelang's variable, or else the default."""
         env = tilelang.env
         if given["target"] is None:
             given["target"] = env.get_default_target()
@@ -325,8 +321,8 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
         If an argument is None, `set_profile_args` or the engine decides. `tuning`: if no result is stored, ``pick``
         compiles the prior's choice without measuring. ``quick`` stops after eight candidates without a gain of 2 %.
 
-        Raises `ConfigError`, `ArgumentError` or another `UsageError` for arguments that cannot work, and `TuningFailed`
-        if no configuration works.
+        Raises `ConfigError`, `ArgumentError` or another `UsageError` for wrong arguments, and `TuningFailed` if nothing
+        works.
         """
         kernel = TilelangKernel(self.fn)
         with drop_in():
