@@ -222,7 +222,7 @@ class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
 
 
 class DeviceExcluded(Event, frozen=True, kw_only=True, tag="device_excluded"):
-    """A device is slower than the other devices, which therefore repeat its measurements. Its own are discarded."""
+    """A device is slower than the other devices, so its measurements are discarded, and other devices repeat them."""
 
     device: str
     reason: str
@@ -296,7 +296,7 @@ class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
 class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
     """Finalists were called with inputs from further seeds, to compare their outputs with the default's outputs.
     `differ`: the finalists whose output bits ever differed from the default's. `seeds`: the number of draws of inputs
-    that were compared. The inputs of the check are one of the draws."""
+    that were compared, including the draw for the check."""
 
     seeds: Whole
     differ: tuple[Index, ...] = ()

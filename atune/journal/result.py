@@ -165,7 +165,8 @@ class SameBits(msgspec.Struct, frozen=True, kw_only=True):
     whether the winner's outputs have the same bits as the default's outputs; None if there is no winner or no measured
     default. `same`: how many of the `measured` candidates have the default's bits. This includes the default.
     `classes`: the number of different outputs. `varying`: the number of candidates whose outputs change from call to
-    call. `seeds`: the number of draws of the inputs on which the finalists were compared. One is the check's draw.
+    call. `seeds`: the number of draws of the inputs on which the finalists were compared, including the draw for the
+    check.
     """
 
     asked: bool
@@ -397,7 +398,8 @@ class Result:
 
     @property
     def reference_ms(self) -> float | None:
-        """The reference's median latency in ms on the final's device, or if there was no final, on the winner's."""
+        """The reference's median latency in ms, from the final's device, or if there was no final, from the winner's
+        device."""
         firsts, measured = self._state.references, self._last or self.best
         first = firsts.get(measured.device if measured is not None else "") or next(iter(firsts.values()), None)
         timing = self._final_reference or first

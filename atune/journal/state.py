@@ -246,7 +246,7 @@ class State:
         self.surveyed: SpaceSurveyed | None = None
         """The facts that the survey collected for the strategy. None if the space was not surveyed."""
         self.compile_s: list[float] = []
-        """Compile times per candidate, sorted. The candidates of a new library share its seconds evenly."""
+        """Compile times per candidate, sorted, without reused libraries. A library's seconds are divided evenly."""
         self.devices: dict[str, DeviceInfo] = {}
         self.memory_bytes = 0
         """Peak device memory, in bytes, of the device's process that used the most memory."""

@@ -30,7 +30,8 @@ blocks that must fit on a multiprocessor, and the number of blocks in a cluster.
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 """Range of the integers that a journal and messages to workers can store exactly."""
 MAX_NESTING = 60
-"""Largest nesting of lists and dicts in a value. A journal's line has at most 64 levels, 3 of them around it."""
+"""Largest nesting of lists and dicts in a value. A journal's line has at most 64 levels, of which 3 are around the
+value."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):

@@ -184,16 +184,16 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         check=size, flag="--memory-limit", metavar="SIZE", measured=True, page="how/memory.md",
     )] = None
     same_bits: Annotated[Literal["default"] | None, option(
-        "With ``default``, a candidate may win only if its outputs are bit-identical to the default configuration's.",
+        "With ``default``, a candidate may win only if its outputs have the same bits as the default's outputs.",
         must="must be 'default'", flag="--same-bits", metavar="default", page="how/bits.md",
     )] = None
     n_final: Annotated[Natural, option(
-        "Number of the best candidates to time again in the final, while nothing compiles. With 0 there is no final.",
+        "Number of the best candidates to time again in the final, while nothing compiles. 0 means no final.",
         page="concepts.md#final",
     )] = 5
     n_final_rounds: Annotated[Count, option(
         "Number of rounds in the final. In each round, every finalist is timed once. While the order of the best "
-        "finalists is unclear, they get another set of rounds, up to ten sets.",
+        "finalists is unclear, these finalists get another set of rounds, up to ten sets.",
     )] = 20
     # fmt: on
 

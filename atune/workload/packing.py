@@ -185,7 +185,8 @@ def _untyped(memory: Any) -> Any:
 
 
 def _tilelang_object(obj: Any) -> tuple[Any, ...] | None:
-    """Reduce an object of tilelang to a call that makes it again, as compiled code cannot be pickled, or None."""
+    """Reduce an object of tilelang to a call that makes it again, as compiled code cannot be pickled. Return None for
+    any other object."""
     if is_compiled(obj):
         names = ("target", "target_host", "execution_backend", "verbose", "pass_configs", "compile_flags")
         options = {name: getattr(obj, name) for name in names}
