@@ -246,7 +246,7 @@ def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
 
 
 def _bind(wanted: Sequence[int | str], given: Sequence[int | str], sizes: dict[str, Any]) -> bool:
-    """Tell whether `given` equals `wanted`. `sizes` has values for names in `wanted`, and gets missing values."""
+    """Tell whether `given` equals `wanted`. `sizes` has the values of names in `wanted`, and gets new ones."""
     return all(
         got == (sizes.setdefault(want, got) if isinstance(want, str) else want)
         for want, got in zip(wanted, given, strict=True)

@@ -40,7 +40,7 @@ TENSORMAP = "libatune_tensormap.so"
 PROVIDED = frozenset({"__tvm_set_device", "__tvm_tensormap_create_tiled"})
 """Names of the functions that a bundle's library may call."""
 REGISTERED = "ffi.Module.load_from_bytes.cuda"
-"""A function that tilelang's runtime registers. If tvm_ffi has this function, the runtime is already loaded."""
+"""Name of a function that tilelang's runtime registers. If tvm_ffi has this function, the runtime is already loaded."""
 _loading = threading.Lock()
 CallPlan = Callable[[Sequence[Any]], Any]
 """A function that calls a kernel with arguments of a fixed signature, and returns what the call of a bundle returns."""

@@ -24,7 +24,8 @@ FIELDS = {
     "kernel": str, "target": str, "arch": str, "cpu": {"machine": str, "name": str, "features": [str]},
     "requires": dict, "asks": [str], "problems": [_PROBLEM], "files": dict,
 }  # fmt: skip
-"""Types of the manifest's fields, except schema and digest. A list has items of its type; a tuple lists choices."""
+"""Types of the manifest's fields, except schema and digest. A list gives the type of its items; a tuple lists the
+allowed values."""
 MOST_FILE_BYTES, MOST_MANIFEST_BYTES = 1 << 30, 16 << 20
 """Largest size of a file in a bundle, and of its manifest, in bytes."""
 MANIFEST, RUNTIME = "manifest.json", "runtime"

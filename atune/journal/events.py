@@ -106,14 +106,14 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     key: str
     config: dict[str, Any]
     surveyed: bool = False
-    """Whether the survey proposed the candidate, because it cannot be elaborated. No budget includes the candidate."""
+    """Whether the survey proposed the candidate, which cannot be elaborated. No budget includes the candidate."""
     further_layout: bool = False
     """Whether the candidate is another layout of a configuration, and was proposed only so that atune can choose among
     the layouts. No budget includes the candidate."""
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
-    """The survey of the candidates `indices` ended. The strategy uses its facts, and also knows the axes.
+    """The survey of the candidates `indices` ended. The strategy uses the survey's facts, and also knows the axes.
 
     `prior`: an estimate for each candidate. A smaller estimate is better, and the unit need not be ms. `facts`: for the
     strategy's models, named columns with a number for each candidate. A number has six digits, or is None if unknown.
@@ -379,7 +379,7 @@ class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
     """How many times the run was resumed, including this time."""
     versions: dict[str, str]
     accepted: tuple[str, ...] = ()
-    """A sentence for each difference between this part and earlier parts, which the user accepted."""
+    """A sentence for each difference from the earlier parts. The user accepted these differences."""
 
 
 class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):

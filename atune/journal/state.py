@@ -376,7 +376,7 @@ class State:
     def ranked(self, most: int | None = None) -> list[CandidateMeasured]:
         """Return a measurement for each code, sorted by the first timing, fastest first.
 
-        A measurement's `index` is the candidate that was compiled and ran. `most`: the largest number to return.
+        A measurement's `index` is the candidate that was compiled and ran. `most`: the largest number of measurements.
         """
         outcomes = (self.entries[index].outcome for _, _, index in self._ranking[:most])
         return [outcome for outcome in outcomes if isinstance(outcome, CandidateMeasured)]
@@ -427,7 +427,7 @@ class State:
         return bool(event.bits) and (event is default or equal)
 
     def admitted(self, most: int | None = None) -> list[CandidateMeasured]:
-        """Return the candidates of `ranked`. If `same_bits` is true, leave out candidates with other bits."""
+        """Return the candidates of `ranked`. If `same_bits` is true, return only candidates with the default's bits."""
         if not self.same_bits:
             return self.ranked(most)
         return [event for event in self.ranked() if self.has_bits(event)][:most]

@@ -199,7 +199,8 @@ def server_folder() -> tuple[Path, Callable[[], None]]:
 
 @contextmanager
 def short_path(folder: str) -> Generator[str, None, None]:
-    """Yield a short path for `folder`, which is valid inside the block. A socket's address can have only 107 bytes."""
+    """Yield a short path to `folder`. The path is valid inside the block. A socket's address can have only 107
+    bytes."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}"

@@ -32,7 +32,7 @@ from atune.model.options import meant
 T = TypeVar("T")
 Constraint = Callable[..., Any]
 LARGE = 100_000
-"""Largest number of candidates. Larger spaces are sampled. A generator that yields more configurations is refused."""
+"""Largest number of candidates. A larger space is sampled. A generator that yields more candidates is refused."""
 SMALL = 500
 """Number of points that can be enumerated within a few milliseconds."""
 NO_SERIES = (str, bytes, Mapping, set, frozenset)

@@ -29,7 +29,7 @@ from atune.workload.fingerprint import annotation_names, function_of, global_nam
 from atune.workload.workload import Workload
 
 LARGE_BYTES = 1 << 20
-"""Size in bytes from which a buffer stays outside the stream."""
+"""Buffers of at least this size in bytes stay outside the stream."""
 
 
 class Packed(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
     typed: str = ""
     """The command and the file as typed by the user, for messages."""
     arguments: dict[str, Any] = {}
-    """Arguments of the problem that replace those in the file; see `Workload.at`."""
+    """Arguments of the problem that replace the arguments in the file; see `Workload.at`."""
     torch: dict[str, Any] = {}
     """The `torch_state` of the program, or of a run that is continued."""
 
@@ -71,7 +71,7 @@ WorkloadRef = FileRef | PickleRef
 def parse_file_ref(text: str, command: str = "") -> FileRef:
     """Parse ``FILE.py:NAME`` or ``package.module:NAME``. Without ``:NAME``, the file must have only one workload.
 
-    Raises `WorkloadError` if there is no such file. `command`: the user's command, for messages.
+    Raises `WorkloadError` if the file does not exist. `command`: the user's command, for messages about the name.
     """
     path, colon, name = text.rpartition(":")
     if not colon or text.endswith(".py"):

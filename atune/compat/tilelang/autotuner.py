@@ -406,7 +406,7 @@ class AutoTuneImpl(TilelangKernel):
             self.configs = list(self.configs)
         self.results: dict[Hashable, AutotuneResult] = {}
         self._tuner_cache: dict[Hashable, tuple[Any, dict[str, Any] | None]] = {}
-        """The same as `results`, but in tilelang's form. If this dict is cleared, the next call tunes."""
+        """The same as `results`, but in tilelang's form. If this dict is cleared, the next call tunes again."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("__return_kernel", False):
@@ -479,7 +479,7 @@ def autotune(func: Any, **given: Any) -> Callable[[Any], AutoTuneImpl]:
 
     `configs`: dicts, a generator of dicts, or a function that returns dicts for the call's raw arguments.
     `do_not_specialize`: parameters that the key of a tuning leaves out. If such parameters are tunable, their values in
-    a call are ignored. The other parameters are those of `AutoTuner.set_profile_args` and `AutoTuner.run`.
+    a call are ignored. The other parameters are the parameters of `AutoTuner.set_profile_args` and `AutoTuner.run`.
 
     Raises `ArgumentError` unless the decorated object is a kernel function under `@tilelang.jit`.
     """
