@@ -1,6 +1,8 @@
-"""Imported by the fork server of the compile service: parses headers, which the service's processes then share.
+"""Parse headers when the compile service's fork server imports this module, so that all processes of the service share
+them.
 
-The headers are those that most kernels include, for the architecture in the environment, or else for the first GPU.
+The module parses the headers that most kernels include, for the architecture that the environment names, or else for
+the first GPU's architecture.
 """
 
 import os

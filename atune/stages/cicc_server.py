@@ -48,7 +48,8 @@ SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
 """Files in a request's folder: the kernels, the PTX, and cicc's output. `cicc_server.c` repeats the names."""
 FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
-"""Names of the link in a run's folder to a server's folder, and of the socket and `Parsed` in the server's folder."""
+"""The name of a link from a run's folder to a server's folder, and the names of the socket and of `Parsed` in the
+server's folder."""
 NAME = "tvm_kernels.cu"
 """tilelang's name for a source."""
 MAIN, HEADERS, LOG, PRELOADED = "kernels.ii", "headers.ii", "log", "server.so"
@@ -158,7 +159,8 @@ def _without(command: Sequence[str], words: Collection[str], options: Collection
 class Server:
     """A cicc process that has parsed `includes` for `flavour`. The constructor may raise `CiccError` or `OSError`.
 
-    `folder`: holds the server's files, its socket and `Parsed`. cicc ends at the latest with the process that made it.
+    `folder`: the folder of the server's files, its socket and `Parsed`. cicc ends no later than the process that
+    started cicc.
     """
 
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str) -> None:
@@ -184,9 +186,9 @@ class Server:
         self._read = [file for file in files_of(Path(folder, HEADERS)) if not file.startswith(f"{folder}/")]
 
     def fits(self, flavour: Flavour, includes: Sequence[str]) -> bool:
-        """Tell whether this server lives and has parsed the headers that a source includes, as they are now.
+        """Tell whether this server is alive and has parsed the present contents of the headers that a source includes.
 
-        Raises `OSError` if a header is gone.
+        Raises `OSError` if a header no longer exists.
         """
         lives = os.path.exists(f"/proc/{self.process.pid}") and max(map(os.path.getctime, self._read)) < self._began
         return lives and flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
@@ -296,7 +298,7 @@ def ask(server: str, body: str, folder: str) -> bytes:
 
 
 _servers: list[Server] = []
-"""Servers that this process, or the fork server before it, has started. Each serves the runs whose sources it fits."""
+"""Servers that this process, or the fork server before the fork, has started. A server serves all runs that it fits."""
 
 
 def listen(payload: bytes) -> bytes:
@@ -322,7 +324,7 @@ def listen(payload: bytes) -> bytes:
 
 @functools.cache
 def _end_with(cicc: int) -> None:
-    """From now on, end this process, which is useless without the process `cicc`, when that ends."""
+    """Make this process end as soon as the process `cicc` ends, because it is useless without cicc."""
     ended = os.pidfd_open(cicc)
 
     def wait() -> None:

@@ -113,7 +113,8 @@ def _parts_of(library: bytes, own: re.Pattern[str]) -> Iterator[tuple[dict[str, 
 
 
 def _registers(code: Section, noted: Mapping[tuple[int, int], int]) -> int:
-    """Return a kernel's registers per thread. Before CUDA 13, the high byte of ``sh_info`` holds their number."""
+    """Return a kernel's registers per thread. Before CUDA 13, the high byte of ``sh_info`` holds the number of
+    registers."""
     return noted.get((_REGCOUNT, code.info & _NUMBER), code.info >> 24)
 
 

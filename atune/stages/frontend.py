@@ -28,8 +28,8 @@ DTYPE, TORCH_DTYPE = "$dtype", "$torch.dtype"
 def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """Call `kernel`, with or without `@tilelang.jit`, and return its PrimFunc.
 
-    `arguments`: arguments of the problem. `config`: a configuration. The kernel does not get the reserved names of the
-    configuration, and gets all values as the user wrote them. Raises the errors of the kernel and of tilelang,
+    `arguments`: arguments of the problem. `config`: a configuration. The kernel gets all values of the configuration as
+    the user wrote them, except the values of reserved names. Raises the errors of the kernel and of tilelang,
     `TypeError` if the kernel returns no PrimFunc, and `ValueError` if the kernel cannot have a launch hint.
     """
     given, hints = _split(kernel, arguments, config)
@@ -108,7 +108,8 @@ def _of_same_type(series: Any, each: Callable[[Any], Any]) -> Any:
 
 
 def encode(value: Any, where: str) -> Any:
-    """Return `value` as plain data, with `tagged` dtypes. Other objects raise a `UsageError` that names `where`."""
+    """Return `value` as plain data, with `tagged` dtypes. Raises a `UsageError` that names `where` for other
+    objects."""
     try:
         return normalise(tagged(value), where)
     except SpaceError as error:
@@ -186,7 +187,7 @@ def is_jit(kernel: Any) -> bool:
 
 
 def is_eager(jit: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> bool:
-    """Tell whether a kernel under `@tilelang.jit` runs when it is called, and fix this mode in the kernel.
+    """Tell whether a kernel under `@tilelang.jit` runs when it is called, and make the kernel keep this mode.
 
     To find the mode, tilelang may have to call the kernel. The call uses the first of `configs` that does not fail. If
     all configurations fail, this function raises `WorkloadError`.
@@ -383,7 +384,8 @@ def roles_of(
     `out_idx`: positions of the outputs that the caller names; None if the function itself may name outputs by returning
     tensors. `zero`: parameters to set to zero, which are outputs unless `out_idx` omits them. `restore`: parameters
     that hold data, which are not outputs unless `out_idx` or the function names them. `every`: whether the user's
-    functions get every parameter if nobody names outputs. Raises `WorkloadError` if a position is not of a tensor.
+    functions get every parameter if nobody names outputs. Raises `WorkloadError` if a given position is not the
+    position of a tensor.
     """
     params, attrs, done = kernel_parameters(function), function.attrs or {}, accesses(function)
     written = {i for i, access in done.items() if access & WRITE}

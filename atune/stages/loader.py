@@ -148,7 +148,7 @@ class Kernel:
 def without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return `run`, but while gradients are recorded, raise `RuntimeError` if an argument requires grad.
 
-    The outputs would have no backward to that argument, so the argument's gradient would be silently wrong.
+    The outputs have no backward function for the argument, so the argument's gradient would be silently wrong.
     """
     import torch
 

@@ -45,7 +45,7 @@ class MemoryObserver(Observer):
         return msgspec.structs.replace(answer, **self._why(answer)) if answer.kind == "out_of_memory" else answer
 
     def _why(self, failure: Failure) -> dict[str, str]:
-        """Return why memory was lacking: a doubt if other processes use the memory, or a message with the limit."""
+        """Return a doubt if other processes use the memory, and otherwise a message that names the limit, if any."""
         if others := self._others():
             return {"doubt": others}
         if (limit := session().memory_bytes) is None:

@@ -25,14 +25,14 @@ from atune.workers.workers import process_folders
 
 PREPARE_TIMEOUT_S = 120.0
 NEW_STATE = "nvcc, because the compiler state is new, and the run has few candidates"
-"""The reason for nvcc in a run that compares its compiler state while nvcc compiles."""
+"""Why nvcc compiles in a run that compares its new compiler state at the same time."""
 
 
 class ServiceProcess(anyio.AsyncContextManagerMixin):
     """The process that keeps the parsed headers, for one run or several concurrent runs. The first call forks it.
 
-    It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`. If that server has parsed
-    headers, it is parked for the program's next run.
+    The process has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`. If the fork
+    server has parsed headers, it is parked for the program's next run.
     """
 
     def __init__(self, nice: int = 0) -> None:
@@ -55,7 +55,7 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
 
     @property
     def begun(self) -> bool:
-        """Whether the process has started, or starts."""
+        """Whether the process has started or is starting."""
         return self.worker is not None or self._turn.locked()
 
     async def call(self, entry: str, request: object) -> str:
@@ -128,13 +128,14 @@ class CompileService:
                 warm_service("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
-        """Use the service in this run if `against` is None. Otherwise `against` is the reason not to, perhaps empty."""
+        """Use the service in this run if `against` is None. Otherwise, `against` is the reason for not using the
+        service, and may be empty."""
         self._off, self.why = against is not None, f"nvcc, because {against}" if against else ""
 
     def saw(self, lowered: Lowered, target: Target, *, known: bool) -> None:
         """Have the service compile for the run, beginning with the first candidate that must be compiled.
 
-        `known`: whether the candidate's compiler state was compared before.
+        `known`: whether cicc and nvcc were already compared in the candidate's compiler state.
         """
         if self._request is not None or self._off:
             return
@@ -144,7 +145,8 @@ class CompileService:
         self.wake()
 
     def compilers(self, use: str, states: Sequence[tuple[str, str]]) -> Literal["cicc", "nvcc", "both"]:
-        """Return the compilers for a group; ``both`` only once for each `use`, the key of the first member's headers.
+        """Return the compilers for a group: ``both`` only once for each `use`, which is the key of the first member's
+        headers.
 
         `states`: the members' compiler states, as `RunStore.state` returns them.
         """
@@ -157,7 +159,7 @@ class CompileService:
         return "both"
 
     def explain(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with the reason for nvcc, if nvcc built it and it has no reason yet."""
+        """If nvcc built `artifact` and it gives no reason, return it with the reason for using nvcc."""
         return msgspec.structs.replace(artifact, why=artifact.why or self.why) if artifact.plain else artifact
 
     async def _run(self) -> None:

@@ -215,7 +215,8 @@ class ResultCache:
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
-        """Reopen the journal of the newest interrupted run that this run may continue. Return None if there is none."""
+        """Reopen the journal of the newest interrupted run that this run may continue. Return None if there is no such
+        run."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
             if run is None or run.end is not None or run.key != key.text:
@@ -351,7 +352,8 @@ class ResultCache:
     # Removing runs
 
     def clear(self, results: Iterable[StoredRun] | None = None) -> int:
-        """Forget `results` and all runs of the same work. Delete those journals of these runs that are in the cache.
+        """Forget `results` and all runs of the same work. Delete the journals of these runs, except journals outside
+        the cache.
 
         If `results` is None, forget all runs. Returns the number of results that are no longer available.
         """
@@ -398,7 +400,8 @@ class ResultCache:
         self._delete([*empty, *(link for link in links if self._owns(link.resolve()))])
 
     def _delete(self, paths: Iterable[Path]) -> None:
-        """Delete the links at `paths`, and the cache's journals there or behind links. Skip journals being written."""
+        """Delete the links and the cache's journals at `paths`, and the cache's journals that the links point to. Skip
+        journals that are being written."""
         for path in paths:
             with contextlib.suppress(OSError):
                 real = path.resolve()
@@ -514,7 +517,7 @@ KEYED = re.compile(r"[0-9a-f]{32}-(.*\.jsonl)$")
 
 
 def run_name(journal: Path) -> str:
-    """Return a journal's name for people: the name of the kernel and a time, without the key between them."""
+    """Return a journal's name for display: the name of the kernel and a time, without the key between them."""
     return f"{journal.parent.name}-{keyed[1]}" if (keyed := KEYED.match(journal.name)) else journal.name
 
 

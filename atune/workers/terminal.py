@@ -70,7 +70,8 @@ class Interrupts:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Inside the block, only count signals. The block's event loop receives them, and cancels the block's work.
+        """Inside the block, only count signals. The block's event loop receives the signals, and cancels the block's
+        work.
 
         If a signal came before the block, raises `KeyboardInterrupt`, because a destructor may have lost the first
         exception.

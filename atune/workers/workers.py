@@ -335,7 +335,7 @@ _STACK_LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def _place(stack: str) -> str:
-    """Return which function of the user hangs, and where, according to faulthandler's `stack`; empty if unknown."""
+    """Return the user's function that hangs, and its place, from faulthandler's `stack`; empty if there is none."""
     ours = os.path.dirname(atune.__file__) + os.sep
     for thread in reversed(stack.split("Thread 0x")):
         frames = [frame for frame in _STACK_LINE.findall(thread) if not frame[0].startswith("<frozen ")]

@@ -88,7 +88,7 @@ class Library(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The reply to a call: the answer and the libraries in it, by path, or the error that the method raised.
+    """The reply to a call: either the answer and its libraries by path, or the error that the method raised.
 
     `alive`: the devices whose processes are running.
     """
@@ -201,7 +201,7 @@ class Node:
     async def watch(self, notice: Callable[[str], None]) -> None:
         """Pass on the agent's messages until the node is lost. A node that is silent for `STALL_S` counts as lost.
 
-        While this program is stopped, the time does not count.
+        Time while this program is stopped does not count as silence.
         """
         async with background() as tasks:
             tasks.start_soon(self._listen, notice)
@@ -401,7 +401,7 @@ class ClusterMachine:
         return target, list(devices)
 
     async def _have_compile(self, node: Node, target: Target, why: TargetError | None) -> None:
-        """If a node has no device for the run, have it compile for other nodes. If it cannot compile, leave the node
+        """If a node has no device for the run, have it compile for other nodes. If the node cannot compile, leave it
         out. `why`: the error that the node raised about the requested devices; None if there was no error."""
         if why is None and node.discovery.target == target:
             return
@@ -433,7 +433,7 @@ class ClusterMachine:
         return installed_versions()
 
     def hints(self, measuring: int) -> CompileHints:
-        """Return the scheduler's hints. The hints keep no cores free for measuring, because each node does that."""
+        """Return the scheduler's hints. They reserve no cores, because each node reserves its own cores."""
         return compile_hints(self._discovery)
 
     @property
@@ -448,7 +448,8 @@ class ClusterMachine:
         self._wake()
 
     async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
-        """Call `ask` for all living nodes at once. Of several errors, raise the error of the first node by name."""
+        """Call `ask` for all living nodes at once. Of several errors, raise the error of the node whose name sorts
+        first."""
         errors: dict[str, Exception] = {}
 
         async def ask_node(node: Node) -> None:
