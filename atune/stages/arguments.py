@@ -24,16 +24,14 @@ from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
 
 GUARD_BYTES = 64 << 10
-"""Size, in bytes, of the guard on each side of a tensor. A block without bounds checks writes at most one tile past a
-tensor."""
+"""Bytes of the guard on each side of a tensor. A block without bounds checks writes at most one tile past a tensor."""
 ALIGN_BYTES = 512
 """Alignment of tensors in bytes, the same as torch's alignment on a GPU. TMA needs no larger alignment than 128 bytes
 (CUDA C++ Programming Guide, «Asynchronous Data Copies», table of alignments)."""
 POISONS = (0xFF, 0x7F)
 """The bytes that fill the outputs: the first byte before the first call, the second byte before a second call. An
 element that neither call changes is unwritten. A number made of the first byte is NaN in every float format, and -1 as
-an integer. A number made of the second byte is large or NaN, so the second call also reveals a kernel that adds to its
-output."""
+an integer. A number made of the second byte is large or NaN, and so also reveals a kernel that adds to its output."""
 _LOWEST, _HIGHEST = 0x11, 0x37
 """Smallest and largest byte in a guard. The bytes form finite floats, but neither small integers nor common floats."""
 
@@ -96,8 +94,7 @@ class KernelArguments:
         """Result of `evidence()` right after the reference ran; empty before the reference runs."""
 
     def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
-        """Return the workload's inputs in order (None to draw all inputs), and the given outputs with their
-        positions."""
+        """Return the workload's inputs in order (None to draw all inputs), and given outputs with their positions."""
         wanted = range(len(self.params)) if self.roles.unnamed else self.in_idx
         given = _given_inputs(self._work, tuple(self.params[i] for i in wanted))
         if given is None or len(given) == len(self.in_idx):
@@ -111,8 +108,7 @@ class KernelArguments:
         return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
 
     def _fill_inputs(self, given: list[Any] | None) -> None:
-        """Copy given inputs into guarded memory, and draw the other inputs. Given shapes determine symbolic
-        dimensions."""
+        """Copy given inputs into guarded memory, and draw other inputs. Given shapes determine symbolic dimensions."""
         import torch
 
         device = self.guards.device
@@ -161,8 +157,8 @@ class KernelArguments:
             self._allocate(i, torch_dtype(param.dtype), shape, strides)
 
     def _set_up(self) -> tuple[int, ...]:
-        """Zero the inputs that `zero` names. Call the workload's `setup`, and return the positions of inputs that it
-        changed."""
+        """Zero the inputs that `zero` names. Call the workload's `setup`, and return the positions of the inputs that
+        it changed."""
         for i in self.zero:
             if i in self.in_idx:
                 self._memory[i].zero_()
@@ -188,10 +184,8 @@ class KernelArguments:
         return f"{outs} output{'s' * (outs != 1)}{places} and {ins} input{'s' * (ins != 1)}{why}"
 
     def still_holding(self, byte: int, among: Mapping[int, Any] | None = None) -> dict[int, Any]:
-        """Return masks of output elements that still hold `byte`, by the output's position.
-
-        `among`: masks of the elements to examine; None for all elements. Outputs that are set to zero are not examined.
-        """
+        """Return masks of output elements that still hold `byte`, by the output's position. `among`: masks of the
+        elements to examine; None for all elements. Outputs that are set to zero are not examined."""
         masks = {}
         for i in [i for i in (self.out_idx if among is None else among) if i not in self.zero]:
             size = self.values[i].element_size()
@@ -203,8 +197,7 @@ class KernelArguments:
         return masks
 
     def take(self, other: KernelArguments) -> bool:
-        """Copy the inputs of `other`, and return whether any input has changed. Raises `WorkloadError` if shapes
-        differ."""
+        """Copy the inputs of `other`, and return whether any input changed. Raises `WorkloadError` if shapes differ."""
         differ, self._pristine = False, other._pristine
         for i in self._pristine:
             if self._memory[i].shape != other._memory[i].shape:
@@ -264,7 +257,7 @@ class KernelArguments:
         return [self._copy(i) for i in self.in_idx]
 
     def fresh(self, others: Mapping[int, Any] | None = None) -> list[Any]:
-        """Return a reference's arguments in order: `others` at their positions, and otherwise new outputs and copies of
+        """Return a reference's arguments in order: `others` by position, and otherwise new outputs and copied
         inputs."""
         known = {**dict(zip(self.in_idx, self.copies(), strict=True)), **(others or {})}
         return [known[i] if i in known else self._fresh_output(i) for i in range(len(self.params))]
@@ -375,8 +368,7 @@ class DrawnInputs:
 
 
 class GivenTensors:
-    """An `inputs` function that returns `tensors`. Their values are the values at the time when the workload is sent to
-    workers.
+    """An `inputs` function that returns `tensors`, with their values at the time when workers get the workload.
 
     `metadata` identifies the inputs by dtypes, shapes, strides and the values of scalars. Tensors of integers or
     booleans are also identified by their values, because lengths, indices and masks decide what a kernel does.

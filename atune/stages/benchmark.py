@@ -89,10 +89,8 @@ def _moves_copies_to_host() -> bool:
 
 
 def prepare(job: PrepareJob) -> Prepared:
-    """Make the inputs and run the reference. If the job asks for a timing of the reference, time the reference.
-
-    Raises `WorkloadError` if the device has too little memory, and `ShortOf` if other processes use the memory.
-    """
+    """Make the inputs and run the reference. If the job asks for a timing of the reference, time the reference. Raises
+    `WorkloadError` if the device has too little memory, and `ShortOf` if other processes use the memory."""
     lack: Failure | None = None
     try:
         with workload().placed():
@@ -156,7 +154,7 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
 
 
 def failed_call(error: BaseException, artifact: Artifact) -> Failure:
-    """Return the failure of a candidate whose call raised `error`, or its write out of bounds, which explains more."""
+    """Return the failure of a candidate whose call raised `error`. A write out of bounds takes precedence."""
     kind, message = kind_of(error), in_one_line(error)
     if kind == "launch" and device.arguments is not None:
         with contextlib.suppress(Exception):  # the device may not answer any more

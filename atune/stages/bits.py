@@ -1,5 +1,4 @@
-"""Digests of candidates' outputs: whether all calls give the same digest, and the digests for inputs drawn with other
-seeds."""
+"""Digests of candidates' outputs: whether all calls give the same digest, and digests for inputs of other seeds."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ The default absolute tolerance is the relative tolerance times the reference's `
 LONG = 32
 """Smallest length for which a row or column gets its own usual size."""
 DRAWN_OF_LINE, DRAWN_OF_ALL = 64, 1 << 16
-"""Largest number of values from which the usual size of a row or column is estimated, and the same for a whole
-tensor."""
+"""Largest numbers of values from which usual sizes are estimated: per row or column, and for a whole tensor."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -163,8 +162,7 @@ class _Objection(Exception):
 def _checked(
     work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> Mismatch | None:
-    """Call the judge. None and True accept the outputs, and False and NaN reject them. Raises `WorkloadError`
-    otherwise."""
+    """Call the judge. None and True accept the outputs, False and NaN reject them. Otherwise raises `WorkloadError`."""
     check: Any = work.check
     name = user_name(work, "the reference" if check is None else "the check")
     outputs = {i: arguments.values[i] for i in expected or arguments.out_idx or arguments.writes}
@@ -275,7 +273,7 @@ def _compared(
 
 
 class Pair(NamedTuple):
-    """An output and the expected tensor, each in its own dtype and in a wide dtype for subtraction. `written` is a
+    """An output and its expected tensor, in their own dtypes and in a wide dtype for subtraction. `written` is a
     mask."""
 
     out: Any
@@ -307,7 +305,7 @@ class Tolerance(NamedTuple):
 
 
 def _tolerance(work: Workload, pair: Pair, expected: Expected, i: int) -> Tolerance:
-    """Return the workload's tolerance. Its default depends on the dtype and usual sizes of the output."""
+    """Return the workload's tolerance. Its default depends on the output's dtype and the reference's usual sizes."""
     import torch
 
     name = str(pair.out.dtype).removeprefix("torch.")

@@ -79,8 +79,7 @@ def tools_or_reason(target: Target) -> tuple[str, str]:
 
 
 def with_use(lowered: Lowered) -> Lowered:
-    """Add to `lowered` a key of the header parts that its source uses. If cicc cannot compile the source, add no
-    key."""
+    """Add to `lowered` a key of the header parts that its source uses, unless cicc cannot compile the source."""
     if session().target.kind != "cuda" or not lowered.blob:
         return lowered
     blob = msgspec.msgpack.decode(lowered.blob, type=Blob)
@@ -100,9 +99,7 @@ def with_use(lowered: Lowered) -> Lowered:
 
 def headers_of(artifact: Artifact) -> tuple[tuple[str, ...], str]:
     """Return the header files that the run's server reads for a library's source, and a digest of their contents.
-
-    Raises `CiccError`, `ValueError` and `OSError`.
-    """
+    Raises `CiccError`, `ValueError` and `OSError`."""
     source = Path(source_path(artifact.path, artifact.symbol)).read_text(errors="replace")
     return headers_read(os.path.join(session().run_dir, FOLDER), parts(source)[0])
 
@@ -121,10 +118,8 @@ def with_state(lowered: Lowered, artifact: Artifact) -> Artifact:
 
 @functools.cache
 def headers_read(server: str, includes: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Return the files that the server in the folder `server` reads for `includes`, and a digest of these files.
-
-    Raises `CiccError` and `OSError`.
-    """
+    """Return the files that the server in the folder `server` reads for `includes`, and a digest of these files. Raises
+    `CiccError` and `OSError`."""
     parsed, folder = _parsed(os.path.join(server, TOOLS)), os.path.realpath(server)
     read = files_of(Path(folder, HEADERS))
     if more := tuple(name for name in includes if name not in parsed.includes):
@@ -136,9 +131,7 @@ def headers_read(server: str, includes: tuple[str, ...]) -> tuple[tuple[str, ...
 
 def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
     """Compile with cicc if the compile service has linked a server into the run's folder, and otherwise with nvcc.
-
-    Raises the errors of nvcc.
-    """
+    Raises the errors of nvcc."""
     if not os.path.lexists(os.path.join(session().run_dir, FOLDER)):  # no server is linked
         return by_nvcc(source, pass_configs)
     if reason := nvcc_only_reason(dict(pass_configs)):
@@ -166,7 +159,7 @@ def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
 
 
 def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
-    """Preprocess `includes` as if they followed the parsed headers. Return the resulting file, which all workers
+    """Preprocess `includes` as if they followed the parsed headers. Return the preprocessed file, which all workers
     share."""
     name = f"more-{hashlib.sha256(repr(includes).encode()).hexdigest()[:16]}"
     path = os.path.join(os.path.realpath(server), f"{name}.ii")

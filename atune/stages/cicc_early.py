@@ -1,8 +1,7 @@
-"""Parse headers when the compile service's fork server imports this module, so that all processes of the service share
-them.
+"""Parse headers when the compile service's fork server imports this module, so that all the service's processes share
+the parsed headers.
 
-The module parses the headers that most kernels include, for the architecture that the environment names, or else for
-the first GPU's architecture.
+The headers are parsed for the architecture that the environment names, or else for the first GPU's architecture.
 """
 
 import os

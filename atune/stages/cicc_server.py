@@ -48,8 +48,7 @@ SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
 """Files in a request's folder: the kernels, the PTX, and cicc's output. `cicc_server.c` repeats the names."""
 FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
-"""The name of a link from a run's folder to a server's folder, and the names of the socket and of `Parsed` in the
-server's folder."""
+"""Name of the link from a run's folder to a server's folder, and names of the server's socket and of its `Parsed`."""
 NAME = "tvm_kernels.cu"
 """tilelang's name for a source."""
 MAIN, HEADERS, LOG, PRELOADED = "kernels.ii", "headers.ii", "log", "server.so"
@@ -160,7 +159,7 @@ class Server:
     """A cicc process that has parsed `includes` for `flavour`. The constructor may raise `CiccError` or `OSError`.
 
     `folder`: the folder of the server's files, its socket and `Parsed`. cicc ends no later than the process that
-    started cicc.
+    started it.
     """
 
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str) -> None:
@@ -187,9 +186,7 @@ class Server:
 
     def fits(self, flavour: Flavour, includes: Sequence[str]) -> bool:
         """Tell whether this server is alive and has parsed the present contents of the headers that a source includes.
-
-        Raises `OSError` if a header no longer exists.
-        """
+        Raises `OSError` if a header no longer exists."""
         lives = os.path.exists(f"/proc/{self.process.pid}") and max(map(os.path.getctime, self._read)) < self._began
         return lives and flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
 
@@ -336,10 +333,8 @@ def _end_with(cicc: int) -> None:
 
 
 def parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
-    """Start a server that has parsed `includes` and the headers that most kernels include.
-
-    Raises `CiccError` or `OSError` if cicc cannot be used.
-    """
+    """Start a server that has parsed `includes` and the headers that most kernels include. Raises `CiccError` or
+    `OSError` if cicc cannot be used."""
     folder = tempfile.mkdtemp(prefix="cicc-")
     try:
         server = Server(flavour, (*includes, *includes_for(flavour.arch)), folder)

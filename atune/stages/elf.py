@@ -27,10 +27,7 @@ class Section(NamedTuple):
 
 
 def sections(elf: bytes | memoryview) -> dict[str, Section]:
-    """Return the sections by name.
-
-    Raises `ValueError` if `elf` is not a 64-bit ELF file.
-    """
+    """Return the sections by name. Raises `ValueError` if `elf` is not a 64-bit ELF file."""
     if bytes(elf[:5]) != MAGIC:
         raise ValueError("not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", elf, 0x28)

@@ -111,8 +111,7 @@ def lower(payload: bytes) -> bytes:
     """Lower a candidate: `LowerJob` → `Lowered` or `Failure`.
 
     If an earlier run lowered the kernel and the artifact store has its library, the kernel is not lowered again. Raises
-    `SpaceError` if the configuration does not fit the kernel. This can happen, because a configuration need not come
-    from the space.
+    `SpaceError` if the configuration does not fit the kernel, because the configuration need not be in the space.
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
     if FOREIGN not in job.candidate.config:
@@ -134,8 +133,7 @@ def build(payload: bytes) -> bytes:
 
 
 def compare(payload: bytes) -> bytes:
-    """Compare the library that cicc built for a candidate with nvcc's library: `CompareJob` → `Compared` or
-    `Failure`."""
+    """Compare cicc's library for a candidate with nvcc's library: `CompareJob` → `Compared` or `Failure`."""
     job = msgspec.msgpack.decode(payload, type=CompareJob)
     return msgspec.msgpack.encode(_guarded(job.candidate, lambda given: cicc.compared(given, job.built, job.path)))
 

@@ -101,8 +101,7 @@ def admitted(text: bytes, own: Any, allow: Collection[str], *, on_cpu: bool) -> 
 
 
 def _check_graph(nodes: list[dict[str, Any]], allow: Collection[str]) -> None:
-    """Check the nodes of a kernel's JSON, because TVM trusts the JSON that it reads. Remove the names of source
-    files."""
+    """Check the nodes of a kernel's JSON, because TVM does not check nodes. Remove the names of source files."""
     for place, node in enumerate(nodes):
         kind, data = node["type"], node.get("data", "")
         if not NODES.fullmatch(kind) or not _well_formed(nodes, place):
@@ -113,16 +112,15 @@ def _check_graph(nodes: list[dict[str, Any]], allow: Collection[str]) -> None:
             for argument in (nodes[i] for i in reversed(nodes[data["args"]]["data"])):
                 name = str(nodes[argument["data"]["value"]]["data"]) if argument["type"] == "tirx.StringImm" else name
             if name not in {*OWN, *allow}:
-                raise Refused(f"it calls {name[:80]!r}, which is not tilelang's. The judge can allow it by name")
+                raise Refused(f"it calls {name[:80]!r}, which is not part of tilelang. The judge can allow the name")
         for text in re.findall(r'"((?:[^"\\]|\\.)*)"', msgspec.json.encode(node).decode()):
             if not TEXT.fullmatch(text) and "source" not in allow:
-                raise Refused(f"it holds the text {text[:80]!r}, which could be code. The judge can allow source")
+                raise Refused(f"it contains {text[:80]!r}, which could be code. The judge can allow source text")
 
 
 @functools.cache
 def _type(name: str) -> tuple[set[str], dict[str, Any]]:
-    """Return the name of a TVM type with the names of its ancestors, and the schema of each field by the field's
-    name."""
+    """Return the name of a TVM type and its ancestors' names, and the schema of each field by the field's name."""
     assert tilelang.tvm is not None, "it registers the types"
     names, fields = set[str](), dict[str, Any]()
     info = importlib.import_module("tvm_ffi.core")._lookup_or_register_type_info_from_type_key(name)
@@ -149,8 +147,8 @@ def _well_formed(nodes: Sequence[Mapping[str, Any]], place: int) -> bool:
 
 
 def _fits(nodes: Sequence[Mapping[str, Any]], index: Any, place: int, schema: Mapping[str, Any]) -> bool:
-    """Tell whether the node `index` precedes `place` and has the type `schema`, or is None where a string is not
-    required."""
+    """Tell whether the node `index` precedes `place` and has the type `schema`. None is also valid, except for a
+    string."""
     if type(index) is not int or not 0 <= index < place:
         return False
     kind, data, want, parts = nodes[index]["type"], nodes[index].get("data"), schema["type"], schema.get("args", ())
@@ -167,8 +165,7 @@ def _fits(nodes: Sequence[Mapping[str, Any]], index: Any, place: int, schema: Ma
 
 
 def _outside(root: Any) -> list[str]:
-    """Return the kinds of nodes outside of the launches that the host would execute: memory accesses, calls and
-    others."""
+    """Return the kinds of nodes that the host would execute outside of the launches, such as memory accesses."""
     kinds = list[str]()
 
     def look(node: Any) -> bool:

@@ -59,9 +59,7 @@ _INSTEAD = {
 
 def _hinted(function: Any, hints: Config) -> Any:
     """Return a PrimFunc whose launches are annotated with `hints`, as if the kernel itself had annotated the launches.
-
-    Raises `ValueError` if the target does not support a hint, or if the kernel already sets the hint.
-    """
+    Raises `ValueError` if the target does not support a hint, or if the kernel already sets the hint."""
     tvm, own, target = tilelang.tvm, set[str](), tilelang.tvm.target.Target.current(allow_none=True)
     arch = "sm_" if target is None else str(target.attrs.get("arch", target.kind.name))
 
@@ -108,8 +106,8 @@ def _of_same_type(series: Any, each: Callable[[Any], Any]) -> Any:
 
 
 def encode(value: Any, where: str) -> Any:
-    """Return `value` as plain data, with `tagged` dtypes. Raises a `UsageError` that names `where` for other
-    objects."""
+    """Return `value` as plain data, with `tagged` dtypes. Raises a `UsageError` that names `where` for any other
+    object."""
     try:
         return normalise(tagged(value), where)
     except SpaceError as error:
@@ -384,8 +382,7 @@ def roles_of(
     `out_idx`: positions of the outputs that the caller names; None if the function itself may name outputs by returning
     tensors. `zero`: parameters to set to zero, which are outputs unless `out_idx` omits them. `restore`: parameters
     that hold data, which are not outputs unless `out_idx` or the function names them. `every`: whether the user's
-    functions get every parameter if nobody names outputs. Raises `WorkloadError` if a given position is not the
-    position of a tensor.
+    functions get every parameter if nobody names outputs. Raises `WorkloadError` if a given position has no tensor.
     """
     params, attrs, done = kernel_parameters(function), function.attrs or {}, accesses(function)
     written = {i for i, access in done.items() if access & WRITE}
@@ -451,9 +448,7 @@ def accesses(function: Any) -> dict[int, int]:
 
 def _part(call: Any) -> tuple[Any, int, Sequence[Any]] | None:
     """Return the memory, the access mask and the index expressions of a call that stands for a part of a buffer.
-
-    Returns None for other calls.
-    """
+    Returns None for other calls."""
     name = str(getattr(getattr(call, "op", None), "name", ""))
     if name not in _MASK_AT and name != "tirx.address_of":
         return None

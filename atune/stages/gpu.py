@@ -166,8 +166,7 @@ def handle(uuid: str) -> Any:
 
 
 def neighbours(payload: bytes) -> bytes:
-    """Entry point: `Neighbours` → other users by pid, and the GPU's utilisation in percent, as far as NVML reports
-    them."""
+    """Entry point: `Neighbours` → other users by pid, and the GPU's utilisation in percent, if NVML reports it."""
     question = msgspec.msgpack.decode(payload, type=Neighbours)
     users: dict[int, str] = {}
     busy = 0
@@ -209,8 +208,7 @@ def _belongs(pid: int, program: int) -> bool:
 
 
 def _takes_turns(pid: int) -> bool:
-    """Tell whether a process belongs to a run that takes turns with this run, because both runs use the same lock
-    folder."""
+    """Tell whether a process belongs to a run that takes turns with this run, because both use the same lock folder."""
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             name, _, value = entry.partition(b"=")

@@ -196,10 +196,8 @@ def compiled_again(
 
 
 def _tilelang_kernel(function: Any, out_idx: Any, roles: Roles, kind: str, **options: Any) -> Any:
-    """Compile a PrimFunc with tilelang, and return a kernel whose calls make the outputs of `roles`.
-
-    `kind`: the kind of the target. `options`: options of `tilelang.compile`.
-    """
+    """Compile a PrimFunc with tilelang, and return a kernel whose calls make the outputs of `roles`. `kind`: the kind
+    of the target. `options`: options of `tilelang.compile`."""
     own = tuple(named_outputs(function, out_idx)) == roles.outputs and not roles.zero
     made = tilelang.compile(
         function if own else function.without_attr("tilelang_out_idx"), out_idx=out_idx if own else None, **options

@@ -80,8 +80,7 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
 
 _last: dict[str, tuple[int, Blob | None, list[Layouts]]] = {}
 """The kernel that this process lowered last: its number of block orders and its lowered halves, by the kernel's
-`ir_key` without block orders. A kernel that differs only in the block order (`T.use_swizzle`) takes these lowered
-halves."""
+`ir_key` without block orders. A kernel that differs only in the block order (`T.use_swizzle`) takes these halves."""
 _ORDER = "threadblock_swizzle_pattern"
 """The attribute that holds a block order. Lowering keeps the attribute, and only printing the source reads it."""
 
@@ -214,9 +213,7 @@ def how_of(
     pass_configs: Mapping[str, Any],
 ) -> CompileInputs:
     """Return the compile inputs of a configuration. The configuration's own flags and passes take precedence.
-
-    `pass_configs`: the pass configuration of the workload.
-    """
+    `pass_configs`: the pass configuration of the workload."""
     own = config.get(COMPILE_FLAGS)
     return CompileInputs(
         kind=target.kind,

@@ -1,4 +1,5 @@
-"""A sandbox for a stranger's Python: no network, no GPU, and one folder to write to. Needs user namespaces."""
+"""A sandbox for a stranger's Python: no network, no GPU, and one folder to write to. The sandbox needs user
+namespaces."""
 
 from __future__ import annotations
 
@@ -10,16 +11,15 @@ import struct
 from collections.abc import Callable
 
 MEMORY_BYTES, FILE_BYTES, PROCESSES, ANSWER_BYTES = 8 << 30, 64 << 20, 64, 16 << 20
-"""Limits: bytes of memory in addition to the worker's mapped memory, bytes of a file, number of processes and threads,
-and bytes of the answer."""
+"""Limits: bytes of memory in addition to the worker's memory, bytes of a file, number of processes and threads, and
+bytes of the answer."""
 NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x8000000
-"""CLONE_NEWUSER, NEWNS, NEWPID, NEWNET and NEWIPC. The calling process must have a single thread, as it has after a
-fork."""
+"""CLONE_NEWUSER, NEWNS, NEWPID, NEWNET and NEWIPC. The process must have a single thread, as it has after a fork."""
 MS_BIND, MS_REC_PRIVATE, MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, READ_ONLY = 0x1000, 0x44000, 442, -100, 0x8000, 1
 CAPABILITIES, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 0x20080522, 22, 24, 38
 ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
 """The architecture's number in seccomp, and the number of the system call ``socket``, by machine. Sockets are refused
-because a network namespace does not isolate sockets that have a path, and a daemon behind a socket could act for the
+because a network namespace does not isolate sockets with a path, and a daemon behind a socket could act for a
 stranger."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -29,12 +29,11 @@ class Crashed(Exception):
 
 
 def isolate(folder: str, instead: str) -> tuple[str, str]:
-    """Isolate this process and its later children. Return the reason if isolating fails, and the folder that is
-    writable.
+    """Isolate this process and its later children. Return the reason if isolating fails, and the writable folder.
 
     `folder`: the only folder to which the children can write. The children see `folder` at the path `instead`, so that
-    the original folder at this path is hidden. They neither see nor signal other processes. Memory and the size of
-    files are limited even if isolating fails.
+    the original folder at this path is hidden. The children neither see nor signal other processes. Memory and the size
+    of files are limited even if isolating fails.
     """
     uid, gid, scratch = os.geteuid(), os.getegid(), instead.encode()
     with open("/proc/self/statm") as file:
@@ -60,8 +59,7 @@ def isolate(folder: str, instead: str) -> tuple[str, str]:
 
 
 def answer_of(work: Callable[[], bytes]) -> bytes:
-    """Return the answer of `work` from a child without capabilities. Raises `Crashed` if the child gives no valid
-    answer."""
+    """Return the answer of `work` from a child without capabilities. Raises `Crashed` if there is no valid answer."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -85,8 +83,7 @@ def answer_of(work: Callable[[], bytes]) -> bytes:
 
 
 def _refuse_sockets() -> None:
-    """Refuse system calls that may make sockets: ``socket``, ``io_uring_setup``, and all calls of another
-    architecture."""
+    """Refuse system calls that may make sockets: ``socket``, ``io_uring_setup``, and calls of other architectures."""
     architecture, socket = ARCHITECTURES.get(os.uname().machine, (0, 0))
     steps = [(0x20, 0, 0, 4), (0x15, 0, 5, architecture), (0x20, 0, 0, 0), (0x15, 3, 0, socket), (0x15, 2, 0, 425)]
     steps += [(0x35, 1, 0, 0x40000000), (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50001)]  # the end: allow, or EPERM

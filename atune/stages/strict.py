@@ -24,8 +24,7 @@ from atune.stages.timer import Timed
 
 
 def final(job: FinalJob) -> Finals:
-    """Time the artifacts and the reference in turn. Each call gets new inputs, which are drawn with an unpredictable
-    seed.
+    """Time the artifacts and the reference in turn. Each call gets new inputs, drawn with an unpredictable seed.
 
     No warm-up call gets the inputs of a timed call. Instead, the first round is the warm-up, and its samples are
     discarded.

@@ -106,7 +106,7 @@ REPLACED = {
     "AutotuneResult": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
 }
 """Names that `atune.compat.tilelang.install` replaces, and the modules that contain each name. Only the drop-in needs
-these."""
+them."""
 
 _PLACES = {re.split("[.:]", place)[-1]: place for place in (use.partition("(")[0] for use in NAMES)}
 _PLACES |= {name: f"tilelang:{name}" for name in (re.split(r"\W", part)[0] for part in NAMES["tilelang:"][1:])}
@@ -190,7 +190,7 @@ def _attribute(place: str) -> Any:
 def paths() -> Any:
     """Return tilelang's module `env`, which locates tilelang's files and CUDA, without importing tilelang itself.
 
-    Without this import, the compile service starts seconds earlier. Raises `FileNotFoundError` if tilelang is not
+    Without the import, the compile service starts seconds earlier. Raises `FileNotFoundError` if tilelang is not
     installed.
     """
     if "tilelang" in sys.modules:

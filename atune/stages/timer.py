@@ -34,10 +34,8 @@ class Timed:
 
 
 class DeviceStream:
-    """The CUDA stream on which a device's process does all of its work. The device ``cpu`` has no stream.
-
-    `handle`: CUDA's handle of the stream; 0 on the CPU.
-    """
+    """The CUDA stream on which a device's process does all of its work. The device ``cpu`` has no stream. `handle`:
+    CUDA's handle of the stream; 0 on the CPU."""
 
     def __init__(self, device: str) -> None:
         import torch
@@ -56,10 +54,8 @@ MAX_SAMPLES = 10_000
 
 
 class Timer(ABC):
-    """Takes samples on `stream`, in microseconds per call. The samples of a batch are taken without a pause.
-
-    `BATCH`: largest number of samples in a batch. `BURST`: largest number of samples of one call in a batch.
-    """
+    """Takes samples on `stream`, in microseconds per call. The samples of a batch are taken without a pause. `BATCH`:
+    largest number of samples in a batch. `BURST`: largest number of samples of one call in a batch."""
 
     BATCH = BURST = MAX_SAMPLES
 
@@ -109,8 +105,7 @@ class Timer(ABC):
 
 
 class CpuTimer(Timer):
-    """Wall time of calls in this thread. For a short call, a sample is the mean of many calls, because the clock is
-    coarse."""
+    """Wall time of calls in this thread. For a short call, a sample is the mean of many calls: the clock is coarse."""
 
     MIN_SAMPLE_US = 200.0
 
@@ -158,8 +153,8 @@ class CudaTimer(Timer):
 
     A call waits for the device if its host code sets a limit of the context, allocates memory, or copies to the host.
     Nothing can be queued behind a waiting call, so a waiting call is timed alone. A waiting call is timed on the
-    default stream, because settings of its host code may apply only to the default stream. Setting and resetting an L2
-    window is not timed.
+    default stream, because its host code may set options of only that stream. Setting and resetting an L2 window is not
+    timed.
     """
 
     BATCH = 64
@@ -259,8 +254,7 @@ class CudaTimer(Timer):
         return float(begin.elapsed_time(end)) * 1e3
 
     def _after_set(self, set_window: Callable[..., Any], *arguments: Any) -> Any:
-        """Set the L2 window that tilelang's host code asks for. Then start the timing, because the launch comes
-        next."""
+        """Set the L2 window that tilelang's code asks for. Then start the timing, because the launch comes next."""
         done = set_window(*arguments)
         if self._alone is not None and not self._windowed:
             self.torch.cuda._sleep(self.CYCLES_PER_LAUNCH)
@@ -268,7 +262,7 @@ class CudaTimer(Timer):
         return done
 
     def _before_reset(self, reset_window: Callable[..., Any], *arguments: Any) -> Any:
-        """End the timing, because the launch is over. Then reset the L2 window, as tilelang's host code asks."""
+        """End the timing, because the launch is over. Then reset the L2 window, as tilelang's code asks."""
         if self._alone is not None:
             self._windowed = True
             self._alone[1].record()

@@ -59,10 +59,8 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
         return self.worker is not None or self._turn.locked()
 
     async def call(self, entry: str, request: object) -> str:
-        """Call `entry` in the process. Return the reason if the call failed, and otherwise an empty text.
-
-        Raises `WorkerError` and `OSError`. Cancelling the call ends the process.
-        """
+        """Call `entry` in the process. Return the reason if the call failed, and otherwise an empty text. Raises
+        `WorkerError` and `OSError`. Cancelling the call ends the process."""
         async with self._turn:
             if self.worker is None:
                 self.worker = await self._tasks.start(self._run)
@@ -83,8 +81,7 @@ class CompileService:
 
     `start` begins to parse headers while the fork server still imports tilelang. The first candidate that must be
     compiled makes the process prepare to compile for the run, unless `use` got a reason not to use the service. While
-    the service is `warming`, the run lowers candidates but builds none. When the service is `ready`, builds use the
-    service.
+    the service is `warming`, the run lowers candidates but builds none. When the service is `ready`, builds use it.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target) -> None:
@@ -112,10 +109,8 @@ class CompileService:
         return self._request is not None and not (self.ready or self.why or self._off)
 
     def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str) -> None:
-        """Have `process` serve the run. If a core is free, begin to parse headers that the run may need.
-
-        `run_dir`: the folder in which workers look for the service.
-        """
+        """Have `process` serve the run. If a core is free, begin to parse headers that the run may need. `run_dir`: the
+        folder in which workers look for the service."""
         self.process, self._tasks, self._run_dir = process, tasks, run_dir
         try:
             target = parse_target(self._target)
@@ -128,15 +123,13 @@ class CompileService:
                 warm_service("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
-        """Use the service in this run if `against` is None. Otherwise, `against` is the reason for not using the
-        service, and may be empty."""
+        """Use the service in this run if `against` is None. Otherwise, `against` is the reason against the service (may
+        be empty)."""
         self._off, self.why = against is not None, f"nvcc, because {against}" if against else ""
 
     def saw(self, lowered: Lowered, target: Target, *, known: bool) -> None:
-        """Have the service compile for the run, beginning with the first candidate that must be compiled.
-
-        `known`: whether cicc and nvcc were already compared in the candidate's compiler state.
-        """
+        """Have the service compile for the run, beginning with the first candidate that must be compiled. `known`:
+        whether cicc and nvcc were already compared in the candidate's compiler state."""
         if self._request is not None or self._off:
             return
         self._request = (lowered.blob, target.arch, self._run_dir)
@@ -145,11 +138,8 @@ class CompileService:
         self.wake()
 
     def compilers(self, use: str, states: Sequence[tuple[str, str]]) -> Literal["cicc", "nvcc", "both"]:
-        """Return the compilers for a group: ``both`` only once for each `use`, which is the key of the first member's
-        headers.
-
-        `states`: the members' compiler states, as `RunStore.state` returns them.
-        """
+        """Return the compilers for a group: ``both`` only once for each `use`, a key of the first member's headers.
+        `states`: the members' compiler states, as `RunStore.state` returns them."""
         new, differs = not all(state for state, _ in states), any(difference for _, difference in states)
         if self.ready and not differs and not (new and self.few):
             return "cicc"

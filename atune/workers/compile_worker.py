@@ -154,7 +154,7 @@ class LocalCompileWorker:
 
     async def _known(self, built: Built, lowered: Lowered) -> Built:
         """Return `built`. Set `compared` for its compiler state, and clear `store_key` if the store must not keep
-        `built`."""
+        it."""
         if isinstance(built, Failure):
             return built
         compared = bool(built.state) and await self.store.state(lowered.use) == (built.state, "")

@@ -55,8 +55,7 @@ SHARED_S = 2.0
 """Seconds of waiting for a device after which a warning says that another run also measures on the device."""
 DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load", "out_of_memory")
 """Kinds of failure that are always in doubt in a used process. A failure of another kind is accepted if the last
-correct candidate is still correct in that process, because repeating every failure would take many new contexts and
-inputs."""
+correct candidate is still correct in that process, because repeating every failure would need many new contexts."""
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Kinds of failure that damage the context or the memory of a process, even if the process still answers."""
 BUSY_PERCENT = 20

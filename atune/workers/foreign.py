@@ -27,8 +27,8 @@ from atune.workers.supervised import STARVED
 class ForeignMachine(LocalMachine):
     """Measures the kernels of `programs`: each program is a text and the name of its kernel function (or ``""``).
 
-    Candidate n of the machine's space is program n, and the baseline is the workload's default configuration. `allow`:
-    names of external functions that programs may call, or ``source``.
+    Candidate n is program n, and the baseline is the workload's default configuration. `allow`: names of external
+    functions that programs may call, or ``source``.
     """
 
     def __init__(self, *given: Any, programs: Sequence[tuple[str, str]], allow: Sequence[str], **options: Any) -> None:
@@ -51,8 +51,7 @@ class ForeignMachine(LocalMachine):
         return msgspec.structs.replace(super()._session(), allow=self._allow)
 
     async def _prepare(self, job: Job[A]) -> Job[A] | Failure:
-        """Return `job` with the stranger's elaborated kernel in its configuration, or a failure if elaborating
-        fails."""
+        """Return `job` with the stranger's elaborated kernel in its configuration, or the failure to elaborate it."""
         candidate = getattr(job, "candidate", None)
         if candidate is None or candidate.index == BASELINE:
             return job

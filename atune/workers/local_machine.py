@@ -37,9 +37,9 @@ from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 FEW_CANDIDATES = 4
-"""Largest number of candidates for which a run uses nvcc if its compiler state is new. With cicc, such a short run
-would wait for the comparison. On an H100 with 16 workers, runs of 8 candidates in a new state took 1.08 times as long
-with cicc as with nvcc (bench/results/states)."""
+"""Largest number of candidates for which a run uses nvcc if its compiler state is new. With cicc, the run would wait
+for the comparison. On an H100 with 16 workers, runs of 8 candidates in a new state took 1.08 times as long with cicc as
+with nvcc (bench/results/states)."""
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,7 @@ class LocalMachine:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, self.run_dir, ignore_errors=True))
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
-        """Return `workload`. If the workload is large and the disk has room, move it into a file that all workers
-        map."""
+        """Return `workload`. If the workload is large and the disk has room, move it into a file that workers map."""
         if not isinstance(workload, PickleRef) or workload.packed.size < LARGE_BYTES:
             return workload
         path = os.path.join(self.run_dir, "workload.pickle")
@@ -199,8 +198,7 @@ class LocalMachine:
         return discovery.target, list(discovery.devices)
 
     async def assume(self, device: DeviceInfo | None) -> Target:
-        """Use `device`, by default the first GPU or the CPU, in a run that builds nothing and does not call
-        `discover`."""
+        """Use `device`, by default the first GPU or the CPU, in a run that builds nothing and needs no `discover`."""
         if device is None:
             reply = await self.workers.ask_once("gpus", GPUS, b"")
             device = next(iter(msgspec.msgpack.decode(reply, type=list[DeviceInfo])), None)

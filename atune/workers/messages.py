@@ -63,8 +63,7 @@ class Discovery(msgspec.Struct, frozen=True):
     untested: str = ""
     """The warning that atune was not tested with this version of tilelang; empty if atune was tested with it."""
     nvcc: bool = True
-    """Whether the target's compiler is installed. Only a machine without a device to measure on may lack the
-    compiler."""
+    """Whether the target's compiler is installed. Only a machine without a device to measure on may lack it."""
 
 
 class LoadSpace(msgspec.Struct, frozen=True):

@@ -44,8 +44,7 @@ from atune.workers.server_main import (
 from atune.workers.waiting import Deadline, background
 
 CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
-"""Time limits, in seconds, of the steps that clean up after a cancelled run. The limits add up to less than a
-second."""
+"""Time limits, in seconds, of the steps that clean up after a cancelled run. Their sum is less than a second."""
 START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
 """Seconds that importing the preload may take, and seconds that forking a worker may take afterwards. The same limit
 applies to calls without their own limit, for example to load the user's file. Even slow machines need far less time."""
@@ -540,7 +539,7 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of ``/proc/PID/stat``, beginning with the process's state. A missing process has the state X
+    """Return the fields of ``/proc/PID/stat`` beginning with the process's state. A missing process has the state X
     (dead)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()

@@ -109,9 +109,9 @@ KILLED = re.compile(
 
 
 LEAST_BYTES = 32 << 20
-"""Bytes of free disk space. If less space is free when a compiler fails, atune reports that the disk is full, because
-some compilers do not name the cause. For one library, nvcc writes several MiB of temporary files, and removes these
-files when it fails."""
+"""Bytes of free disk space. If less space is free when a compiler fails, atune blames the disk, because some compilers
+do not name the cause. For one library, nvcc writes several MiB of temporary files, and removes these files when it
+fails."""
 
 
 class ShortOf(Exception):
@@ -124,9 +124,7 @@ class CompilerKilled(Exception):
 
 def check_machine(error: BaseException, output: str = "", *, but: Resource | None = None) -> None:
     """If `error` or a compiler's `output` shows that the machine is at fault, raise `ShortOf` or `CompilerKilled`.
-
-    `but`: a resource to ignore, because a candidate that ran in this process may have used it up.
-    """
+    `but`: a resource to ignore, because a candidate that ran in this process may have used it up."""
     if isinstance(error, ShortOf | CompilerKilled):
         raise error
     short_of = shortage_of(error) or shortage_in(output)

@@ -215,8 +215,7 @@ class ResultCache:
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
-        """Reopen the journal of the newest interrupted run that this run may continue. Return None if there is no such
-        run."""
+        """Reopen the journal of the newest interrupted run that this run may continue, or return None."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
             if run is None or run.end is not None or run.key != key.text:
@@ -266,8 +265,7 @@ class ResultCache:
         """Return the newest run that has the result under `key`. Read only the first and the last line of each journal.
 
         Skip journals that are gone or damaged, and results of another kernel, with a warning. `header`: the header of
-        the run that needs the result. `still`: a function that compares kernels; if None, any kernel counts as the
-        same.
+        the run that needs the result. `still`: a function that compares kernels; None to accept any kernel.
         """
         run, other = self._search(key, header, still)
         if run is None and other is not None and other.path not in self._refused:

@@ -248,8 +248,7 @@ def started(preload: Sequence[str] | None = None, **env: str) -> ForkServerProce
 def warm_service(arch: str = "") -> None:
     """Park a fork server for the compile service, unless one is parked.
 
-    The fork server parses headers for `arch`, or else for this machine's GPU. Raises `OSError` if no process can be
-    started.
+    The server parses headers for `arch`, or else for this machine's GPU. Raises `OSError` if no process can be started.
     """
     early = ("atune.stages.cicc_early",)
     parked_service.park(parked_service.take() or started(early, **{SERVICE_ARCH: arch}))

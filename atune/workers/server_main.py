@@ -120,10 +120,8 @@ def arm_lifeline(lifeline: int) -> int:
 
 
 def preload(modules: list[str]) -> dict[str, Any]:
-    """Import `modules`.
-
-    Returns the seconds that this took, the text of an error (or None), and the missing module (or None).
-    """
+    """Import `modules`. Returns the seconds that this took, the text of an error (or None), and the missing module (or
+    None)."""
     start, error, absent = time.monotonic(), None, None
     try:
         import_all(modules)
@@ -277,7 +275,7 @@ class ForkServerMain:
                     self.report(op="exited", id=number, how=describe(code), outside=from_outside(code))
 
     def sweep(self) -> None:
-        """SIGKILL and reap the processes that ended workers left running, level by level. Their pids cannot be reused
+        """SIGKILL and reap processes that ended workers left running, level by level. Their pids cannot be reused
         yet."""
         give_up = time.monotonic() + SWEEP_S
         while orphans := children_of(os.getpid()) - self.own - set(self.pids.values()):

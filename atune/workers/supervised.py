@@ -28,8 +28,7 @@ class Supervised:
 
     The same rule holds for all jobs. If the process is fresh, a failure is accepted at once. If another candidate's
     code has run in the process, that code may have changed the process, so the failure is in doubt, and the job is
-    repeated once in a fresh process. In any process, a missed deadline is accepted at once, unless the job got hardly
-    any CPU time.
+    repeated once in a fresh process. A missed deadline is accepted at once, unless the job got hardly any CPU time.
     """
 
     died: FailureKind
@@ -69,10 +68,8 @@ class Supervised:
         return msgspec.structs.replace(failure, doubt=NOT_ALONE)
 
     async def call(self, job: Job[A], limit_s: float) -> A:
-        """Have the process do `job`. While the machine is short of a resource, wait and try again.
-
-        Raises `WorkerTimeout` after `limit_s`, `MachineError` if a shortage lasts, `WorkerLost` and `RemoteError`.
-        """
+        """Have the process do `job`. While the machine is short of a resource, wait and try again. Raises
+        `WorkerTimeout` after `limit_s`, `MachineError` if a shortage lasts, `WorkerLost` and `RemoteError`."""
         return decoded(job, await self.workers.until_it_works(lambda: self._send(job, limit_s)))
 
     async def kill(self) -> None:

@@ -143,8 +143,7 @@ class Workers:
     async def agree(self, worker: Worker, loaded_as: str) -> None:
         """Raise `WorkloadError`, naming edited files, if `worker` and the first worker loaded different workloads.
 
-        Also raise it if the program itself has a different workload, and a file of the workload was written during the
-        run.
+        Also raise it if the program itself has a different workload, and a workload file was written during the run.
         """
         self.loaded_as = self.loaded_as or loaded_as
         if loaded_as == self.loaded_as and loaded_as == (self._known or loaded_as):

@@ -88,10 +88,8 @@ class Library(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The reply to a call: either the answer and its libraries by path, or the error that the method raised.
-
-    `alive`: the devices whose processes are running.
-    """
+    """The reply to a call: either the answer and its libraries by path, or the error that the method raised. `alive`:
+    the devices whose processes are running."""
 
     answer: Any = None
     libraries: dict[str, Library] = {}
@@ -290,10 +288,8 @@ NO_NVCC = "it has no device for this run, and no nvcc for compiling"
 
 
 def target_of(discoveries: Iterable[Discovery]) -> Target:
-    """Return the target for a run on these nodes. GPUs take precedence over CPUs.
-
-    Raises `TargetError` if the nodes have several models of devices.
-    """
+    """Return the target for a run on these nodes. GPUs take precedence over CPUs. Raises `TargetError` if the nodes
+    have several models of devices."""
     discoveries = list(discoveries)
     kind = "cuda" if any(node.target.kind == "cuda" for node in discoveries) else "c"
     of_kind = [node for node in discoveries if node.target.kind == kind]
@@ -314,8 +310,7 @@ Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent],
 class ClusterMachine:
     """The compile workers and device workers of a run on the nodes where `connect` starts agents.
 
-    The other parameters mean the same as in `LocalMachine`, but `CompileSettings.workers` and `devices` apply to each
-    node.
+    The other parameters are those of `LocalMachine`, but `CompileSettings.workers` and `devices` apply to each node.
     """
 
     sleep = staticmethod(anyio.sleep)
