@@ -31,7 +31,8 @@ ALIGN_BYTES = 512
 POISONS = (0xFF, 0x7F)
 """The bytes that fill the outputs: the first byte before the first call, the second byte before a second call. An
 element that neither call changes is unwritten. A number made of the first byte is NaN in every float format, and -1 as
-an integer. A number made of the second byte is large or NaN, and so also reveals a kernel that adds to its output."""
+an integer. A number made of the second byte is large or NaN, so the second call also reveals a kernel that adds to its
+output."""
 _LOWEST, _HIGHEST = 0x11, 0x37
 """Smallest and largest byte in a guard. The bytes form finite floats, but neither small integers nor common floats."""
 
@@ -108,7 +109,8 @@ class KernelArguments:
         return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
 
     def _fill_inputs(self, given: list[Any] | None) -> None:
-        """Copy given inputs into guarded memory, and draw other inputs. Given shapes determine symbolic dimensions."""
+        """Copy given inputs into guarded memory, and draw the other inputs at random. Given shapes determine symbolic
+        dimensions."""
         import torch
 
         device = self.guards.device
@@ -175,7 +177,7 @@ class KernelArguments:
 
     @property
     def described(self) -> str:
-        """Describe, for messages, how many outputs and inputs the kernel has, and why parameters are outputs."""
+        """Describe, for messages, how many outputs and inputs the kernel has, and why some parameters are outputs."""
         named, outs, ins = self._work.out_idx, len(self.out_idx), len(self.in_idx)
         places = f" (parameter{'s' * (outs > 1)} {', '.join(map(str, self.out_idx))})" if outs else ""
         why = "" if named is None else f", by out_idx {list(named)}"
@@ -257,8 +259,8 @@ class KernelArguments:
         return [self._copy(i) for i in self.in_idx]
 
     def fresh(self, others: Mapping[int, Any] | None = None) -> list[Any]:
-        """Return a reference's arguments in order: `others` by position, and otherwise new outputs and copied
-        inputs."""
+        """Return a reference's arguments in order: tensors of `others`, which has them by position, and otherwise new
+        outputs and copies of the inputs."""
         known = {**dict(zip(self.in_idx, self.copies(), strict=True)), **(others or {})}
         return [known[i] if i in known else self._fresh_output(i) for i in range(len(self.params))]
 
@@ -368,7 +370,8 @@ class DrawnInputs:
 
 
 class GivenTensors:
-    """An `inputs` function that returns `tensors`, with their values at the time when workers get the workload.
+    """An `inputs` function that returns `tensors` with the values that the tensors have when the workload is sent to
+    workers.
 
     `metadata` identifies the inputs by dtypes, shapes, strides and the values of scalars. Tensors of integers or
     booleans are also identified by their values, because lengths, indices and masks decide what a kernel does.

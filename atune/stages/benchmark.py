@@ -51,7 +51,7 @@ device = _Device()
 
 
 def begin(info: DeviceInfo) -> str:
-    """Create the device's context, unless it exists, before an artifact creates it. Return the GPU's UUID from CUDA."""
+    """Unless the device's context exists, create it before any artifact is loaded. Return the GPU's UUID from CUDA."""
     import torch
 
     if info.id == "cpu":
@@ -80,7 +80,7 @@ def recorded(answer: Answer) -> Answer:
 
 
 def _moves_copies_to_host() -> bool:
-    """From now on, keep copies on the host, and free device memory. Return False if this has no effect."""
+    """From now on, keep copies on the host, and free device memory. Return False if the host already has all copies."""
     if device.copies_on_host or session().device == "cpu":
         return False
     device.copies_on_host = True
@@ -154,7 +154,8 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
 
 
 def failed_call(error: BaseException, artifact: Artifact) -> Failure:
-    """Return the failure of a candidate whose call raised `error`. A write out of bounds takes precedence."""
+    """Return the failure of a candidate whose call raised `error`. A write out of bounds takes precedence over the
+    error."""
     kind, message = kind_of(error), in_one_line(error)
     if kind == "launch" and device.arguments is not None:
         with contextlib.suppress(Exception):  # the device may not answer any more

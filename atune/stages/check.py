@@ -305,7 +305,8 @@ class Tolerance(NamedTuple):
 
 
 def _tolerance(work: Workload, pair: Pair, expected: Expected, i: int) -> Tolerance:
-    """Return the workload's tolerance. Its default depends on the output's dtype and the reference's usual sizes."""
+    """Return the workload's tolerance. The default tolerance depends on the output's dtype and the reference's usual
+    sizes."""
     import torch
 
     name = str(pair.out.dtype).removeprefix("torch.")

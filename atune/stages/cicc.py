@@ -1,4 +1,4 @@
-"""Compile with parsed headers: a worker sends the part of a source after the headers to cicc's server.
+"""Compile with parsed headers: a worker sends the part of a source that follows the headers to cicc's server.
 
 See `cicc_server` for the server. If cicc cannot compile a source, nvcc compiles it, and the artifact gives the reason.
 """
@@ -236,7 +236,8 @@ def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Fai
 
 
 def comparing(lowered: Lowered) -> Compile:
-    """Return a function that compiles with nvcc, and compares cicc's code for `lowered` with nvcc's code meanwhile.
+    """Return a function that compiles with nvcc, and in the background compares cicc's code for `lowered` with nvcc's
+    code.
 
     The function does not wait for the comparison, which is stored for the compiler state of `lowered`.
     """
@@ -253,7 +254,8 @@ def comparing(lowered: Lowered) -> Compile:
 
 
 def _compare(lowered: Lowered, source: str, flavour: Flavour, plain: Future[bytes]) -> None:
-    """Compile `source` with cicc, and store the comparison with nvcc's code. If this fails, a later run repeats it."""
+    """Compile `source` with cicc, and store the comparison with nvcc's code. If the comparison fails, a later run
+    repeats the comparison."""
     server, symbol = os.path.join(session().run_dir, FOLDER), msgspec.msgpack.decode(lowered.blob, type=Blob).symbol
     while not os.path.lexists(server):  # the compile service still parses headers
         time.sleep(POLL_S)

@@ -48,7 +48,7 @@ SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
 """Files in a request's folder: the kernels, the PTX, and cicc's output. `cicc_server.c` repeats the names."""
 FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
-"""Name of the link from a run's folder to a server's folder, and names of the server's socket and of its `Parsed`."""
+"""File names: the link from a run's folder to a server's folder, the server's socket, and the server's `Parsed`."""
 NAME = "tvm_kernels.cu"
 """tilelang's name for a source."""
 MAIN, HEADERS, LOG, PRELOADED = "kernels.ii", "headers.ii", "log", "server.so"
@@ -295,7 +295,8 @@ def ask(server: str, body: str, folder: str) -> bytes:
 
 
 _servers: list[Server] = []
-"""Servers that this process, or the fork server before the fork, has started. A server serves all runs that it fits."""
+"""Servers that this process has started, or that the fork server had started before the fork. A server serves every run
+whose headers the server has parsed."""
 
 
 def listen(payload: bytes) -> bytes:
@@ -321,7 +322,7 @@ def listen(payload: bytes) -> bytes:
 
 @functools.cache
 def _end_with(cicc: int) -> None:
-    """Make this process end as soon as the process `cicc` ends, because it is useless without cicc."""
+    """Make this process end as soon as the process `cicc` ends, because this process is useless without cicc."""
     ended = os.pidfd_open(cicc)
 
     def wait() -> None:

@@ -159,7 +159,8 @@ def _build_cuda(blobs: Sequence[Blob], path: str, compile: Compile) -> MachineCo
 
 
 def _runtime_module(device: Any, code: bytes) -> Any:
-    """Return tilelang's runtime module of `device`. When tilelang calls nvcc, it gets the binary `code` instead."""
+    """Return tilelang's runtime module of `device`. When tilelang calls nvcc, tilelang gets the binary `code`
+    instead."""
     nvcc = tilelang.tvm.get_global_func(tilelang.NVCC)
     tilelang.tvm.register_global_func(tilelang.NVCC, lambda *_: bytearray(code), override=True)
     try:
@@ -189,7 +190,8 @@ class CompileError(Exception):
 
 
 def run_compiler(command: Sequence[str], what: str) -> None:
-    """Run the compiler `what`. If the compiler fails, raise `CompileError` with `what`, the errors and the command."""
+    """Run the compiler `what`. If the compiler fails, raise `CompileError` with the compiler's name, errors and
+    command."""
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         how = f"exit status {done.returncode}" if done.returncode > 0 else f"killed by signal {-done.returncode}"

@@ -101,7 +101,8 @@ def admitted(text: bytes, own: Any, allow: Collection[str], *, on_cpu: bool) -> 
 
 
 def _check_graph(nodes: list[dict[str, Any]], allow: Collection[str]) -> None:
-    """Check the nodes of a kernel's JSON, because TVM does not check nodes. Remove the names of source files."""
+    """Check the nodes of a kernel's JSON, because TVM reads JSON without any checks. Remove the names of source
+    files."""
     for place, node in enumerate(nodes):
         kind, data = node["type"], node.get("data", "")
         if not NODES.fullmatch(kind) or not _well_formed(nodes, place):
@@ -147,8 +148,8 @@ def _well_formed(nodes: Sequence[Mapping[str, Any]], place: int) -> bool:
 
 
 def _fits(nodes: Sequence[Mapping[str, Any]], index: Any, place: int, schema: Mapping[str, Any]) -> bool:
-    """Tell whether the node `index` precedes `place` and has the type `schema`. None is also valid, except for a
-    string."""
+    """Tell whether the node `index` precedes `place` and has the type `schema`. The node may also be None, unless
+    `schema` is a string."""
     if type(index) is not int or not 0 <= index < place:
         return False
     kind, data, want, parts = nodes[index]["type"], nodes[index].get("data"), schema["type"], schema.get("args", ())

@@ -382,7 +382,8 @@ def roles_of(
     `out_idx`: positions of the outputs that the caller names; None if the function itself may name outputs by returning
     tensors. `zero`: parameters to set to zero, which are outputs unless `out_idx` omits them. `restore`: parameters
     that hold data, which are not outputs unless `out_idx` or the function names them. `every`: whether the user's
-    functions get every parameter if nobody names outputs. Raises `WorkloadError` if a given position has no tensor.
+    functions get every parameter if nobody names outputs. Raises `WorkloadError` if the parameter at a given position
+    is not a tensor.
     """
     params, attrs, done = kernel_parameters(function), function.attrs or {}, accesses(function)
     written = {i for i, access in done.items() if access & WRITE}

@@ -88,7 +88,8 @@ class Deferred(tilelang.JITKernel):  # type: ignore[misc]
     _compiled: Any = None
 
     def as_tilelang(self) -> Any:
-        """Return the same kernel, compiled by tilelang. The first call compiles it, or loads it from tilelang's cache.
+        """Return the same kernel, compiled by tilelang. The first call compiles the kernel, or loads the kernel from
+        tilelang's cache.
 
         The returned kernel also has the latency, configuration and reference latency. Raises the errors of tilelang.
         """

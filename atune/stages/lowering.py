@@ -80,7 +80,8 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
 
 _last: dict[str, tuple[int, Blob | None, list[Layouts]]] = {}
 """The kernel that this process lowered last: its number of block orders and its lowered halves, by the kernel's
-`ir_key` without block orders. A kernel that differs only in the block order (`T.use_swizzle`) takes these halves."""
+`ir_key` without block orders. A kernel that differs from the last kernel only in the block order (`T.use_swizzle`)
+takes the last kernel's halves."""
 _ORDER = "threadblock_swizzle_pattern"
 """The attribute that holds a block order. Lowering keeps the attribute, and only printing the source reads it."""
 
@@ -236,7 +237,8 @@ def ir_key_of(text: str, how: CompileInputs) -> str:
 
 
 def ir_digest(function: Any) -> str:
-    """Return the `Lowered.ir_digest` of an elaborated kernel, which does not depend on its symbol and source lines."""
+    """Return the `Lowered.ir_digest` of an elaborated kernel, which does not depend on the kernel's symbol and source
+    lines."""
     tvm, rewrites = tilelang.tvm, ("tilelang_callback_cuda_postproc", "tilelang_callback_c_host_postproc")
     if any(tvm.get_global_func(name, allow_missing=True) is not None for name in rewrites):
         return ""  # a function of the user rewrites the source that tilelang generates

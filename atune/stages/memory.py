@@ -43,7 +43,8 @@ class MemoryObserver(Observer):
         return msgspec.structs.replace(answer, **self._why(answer)) if answer.kind == "out_of_memory" else answer
 
     def _why(self, failure: Failure) -> dict[str, str]:
-        """Return fields for `failure`: a doubt if other processes use the memory, or else a message with the limit."""
+        """Return new fields of `failure`: a doubt if other processes use the memory, or else a message with the
+        limit."""
         if others := self._others():
             return {"doubt": others}
         if (limit := session().memory_bytes) is None:

@@ -18,9 +18,9 @@ NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x8000000
 MS_BIND, MS_REC_PRIVATE, MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, READ_ONLY = 0x1000, 0x44000, 442, -100, 0x8000, 1
 CAPABILITIES, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 0x20080522, 22, 24, 38
 ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
-"""The architecture's number in seccomp, and the number of the system call ``socket``, by machine. Sockets are refused
-because a network namespace does not isolate sockets with a path, and a daemon behind a socket could act for a
-stranger."""
+"""For each machine, the number of its architecture in seccomp, and the number of the system call ``socket``. Sockets
+are refused because a network namespace does not isolate sockets with a path, and a daemon behind a socket could act for
+a stranger."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -29,7 +29,8 @@ class Crashed(Exception):
 
 
 def isolate(folder: str, instead: str) -> tuple[str, str]:
-    """Isolate this process and its later children. Return the reason if isolating fails, and the writable folder.
+    """Isolate this process and its later children. Return the reason if isolating fails (otherwise an empty text), and
+    the folder to which the children can write.
 
     `folder`: the only folder to which the children can write. The children see `folder` at the path `instead`, so that
     the original folder at this path is hidden. The children neither see nor signal other processes. Memory and the size

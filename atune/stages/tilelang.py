@@ -177,7 +177,8 @@ def _difference(use: str) -> str:
 
 
 def _attribute(place: str) -> Any:
-    """Return the value of ``module:attribute``; None for an instance attribute. Raises an error if it is missing."""
+    """Return the value of ``module:attribute``; None for an instance attribute. Raises an error if the attribute is
+    missing."""
     module, _, path = place.partition(":")
     value: Any = importlib.import_module(module)
     for name in filter(None, path.split(".")):
@@ -190,8 +191,8 @@ def _attribute(place: str) -> Any:
 def paths() -> Any:
     """Return tilelang's module `env`, which locates tilelang's files and CUDA, without importing tilelang itself.
 
-    Without the import, the compile service starts seconds earlier. Raises `FileNotFoundError` if tilelang is not
-    installed.
+    Because tilelang is not imported, the compile service starts seconds earlier. Raises `FileNotFoundError` if tilelang
+    is not installed.
     """
     if "tilelang" in sys.modules:
         return __getattr__("env")

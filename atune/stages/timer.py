@@ -153,8 +153,8 @@ class CudaTimer(Timer):
 
     A call waits for the device if its host code sets a limit of the context, allocates memory, or copies to the host.
     Nothing can be queued behind a waiting call, so a waiting call is timed alone. A waiting call is timed on the
-    default stream, because its host code may set options of only that stream. Setting and resetting an L2 window is not
-    timed.
+    default stream, because the call's host code may change settings of only the default stream. Setting and resetting
+    an L2 window is not timed.
     """
 
     BATCH = 64

@@ -11,8 +11,8 @@ If the source and the compiler state are the same, so is the code. A compiler st
 the parts of the headers that the source uses (`use`: arch, fast math, includes, kinds of wgmma), and the contents of
 these headers.
 
-Several processes may use the store at once: a file appears only when it is complete, because it is renamed, and a
-lookup checks a library's hash.
+Several processes may use the store at once: a file gets its name only when the file is complete, and a lookup checks a
+library's hash.
 """
 
 from __future__ import annotations
@@ -157,7 +157,8 @@ def remember(tools: str, use: str, comparison: StateCheck) -> None:
 
 
 def recall(tools: str, use: str) -> tuple[str, str] | None:
-    """Return the state and the difference of the latest comparison, or None if there is none for these headers."""
+    """Return the state and the difference of the latest comparison, or None if there is no comparison for the headers
+    as they are now."""
     try:
         comparison = msgspec.json.decode(_state_file(tools, use).read_bytes(), type=StateCheck)
         _check(_state_file(tools, use))

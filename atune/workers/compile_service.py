@@ -81,7 +81,8 @@ class CompileService:
 
     `start` begins to parse headers while the fork server still imports tilelang. The first candidate that must be
     compiled makes the process prepare to compile for the run, unless `use` got a reason not to use the service. While
-    the service is `warming`, the run lowers candidates but builds none. When the service is `ready`, builds use it.
+    the service is `warming`, the run lowers candidates but builds none. When the service is `ready`, builds use the
+    service.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target) -> None:
@@ -123,8 +124,8 @@ class CompileService:
                 warm_service("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
-        """Use the service in this run if `against` is None. Otherwise, `against` is the reason against the service (may
-        be empty)."""
+        """Use the service in this run if `against` is None. Otherwise, `against` is the reason for not using the
+        service, and may be empty."""
         self._off, self.why = against is not None, f"nvcc, because {against}" if against else ""
 
     def saw(self, lowered: Lowered, target: Target, *, known: bool) -> None:
@@ -138,8 +139,8 @@ class CompileService:
         self.wake()
 
     def compilers(self, use: str, states: Sequence[tuple[str, str]]) -> Literal["cicc", "nvcc", "both"]:
-        """Return the compilers for a group: ``both`` only once for each `use`, a key of the first member's headers.
-        `states`: the members' compiler states, as `RunStore.state` returns them."""
+        """Return the compilers for a group, but ``both`` only once for each `use`, which is a key of the first member's
+        headers. `states`: the members' compiler states, as `RunStore.state` returns them."""
         new, differs = not all(state for state, _ in states), any(difference for _, difference in states)
         if self.ready and not differs and not (new and self.few):
             return "cicc"
@@ -149,7 +150,7 @@ class CompileService:
         return "both"
 
     def explain(self, artifact: Artifact) -> Artifact:
-        """If nvcc built `artifact` and it gives no reason, return it with the reason for using nvcc."""
+        """Return `artifact`. If nvcc built the artifact without stating a reason, add the reason for using nvcc."""
         return msgspec.structs.replace(artifact, why=artifact.why or self.why) if artifact.plain else artifact
 
     async def _run(self) -> None:

@@ -153,8 +153,8 @@ class LocalCompileWorker:
         return [service.explain(member) if isinstance(member, Artifact) else member for member in built]
 
     async def _known(self, built: Built, lowered: Lowered) -> Built:
-        """Return `built`. Set `compared` for its compiler state, and clear `store_key` if the store must not keep
-        it."""
+        """Return `built`. Set `compared` if cicc's code equals nvcc's code in the library's compiler state, and clear
+        `store_key` if the store must not keep the library."""
         if isinstance(built, Failure):
             return built
         compared = bool(built.state) and await self.store.state(lowered.use) == (built.state, "")

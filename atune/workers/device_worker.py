@@ -69,9 +69,7 @@ REMEDY = "end it, or measure on another device"
 
 class MemoryClaim:
     """A run's claim to `n_bytes` of memory on each of its devices. All claims on a device together are at most `limit`.
-
-    A claim is granted for all devices at the same time and held until the run ends, so that runs cannot deadlock.
-    """
+    A claim is granted for all devices at the same time and held until the run ends, so that runs cannot deadlock."""
 
     _held: ClassVar[list[MemoryClaim]] = []
     _lock: ClassVar = threading.Lock()
@@ -270,8 +268,8 @@ class LocalDeviceWorker(Supervised):
         return self._worker
 
     async def _send(self, job: Job[Any], limit_s: float) -> bytes:
-        """Send `job` as `Supervised` does, but only when no other run measures on the device. Time spent on waiting for
-        the device does not count towards `limit_s`."""
+        """Send `job` as `Supervised` does, but first wait until no other run measures on the device. Time spent on
+        waiting for the device does not count towards `limit_s`."""
         async with device_lock(self._device) as waited_s:
             self._note(waited_s)
             return await super()._send(job, limit_s)

@@ -51,7 +51,8 @@ class ForeignMachine(LocalMachine):
         return msgspec.structs.replace(super()._session(), allow=self._allow)
 
     async def _prepare(self, job: Job[A]) -> Job[A] | Failure:
-        """Return `job` with the stranger's elaborated kernel in its configuration, or the failure to elaborate it."""
+        """Return `job` with the stranger's elaborated kernel in its configuration, or a failure if elaborating
+        fails."""
         candidate = getattr(job, "candidate", None)
         if candidate is None or candidate.index == BASELINE:
             return job

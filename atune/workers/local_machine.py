@@ -38,8 +38,8 @@ from atune.workload.workload import WorkloadSpec
 
 FEW_CANDIDATES = 4
 """Largest number of candidates for which a run uses nvcc if its compiler state is new. With cicc, the run would wait
-for the comparison. On an H100 with 16 workers, runs of 8 candidates in a new state took 1.08 times as long with cicc as
-with nvcc (bench/results/states)."""
+for the comparison of cicc's code with nvcc's code. On an H100 with 16 workers, runs of 8 candidates in a new state took
+1.08 times as long with cicc as with nvcc (bench/results/states)."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,17 @@ class Shared:
     apart: bool = False
     """Whether each run uses a single device instead of all devices."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
-    """Processes that ended runs leave to later runs, by device and torch's state. A new context takes a second."""
+    """Processes that ended runs leave to later runs, by device and torch's state. Creating a new context would take a
+    second."""
     runs: Counter[str] = field(default_factory=Counter)
     """Number of runs that use each device."""
     lost: set[str] = field(default_factory=set)
-    """Devices that a run gave up. Later runs use these devices only if no others are left."""
+    """Devices that a run gave up. Later runs use these devices only if no other devices are left."""
 
     @contextmanager
     def lent(self, devices: Sequence[DeviceInfo]) -> Iterator[tuple[DeviceInfo, ...]]:
-        """Choose all devices for a run, or the least used device if runs are `apart`, and count the run as a user."""
+        """Choose all devices for a run, or the least used device if runs are `apart`, and count the run as a user of
+        these devices."""
         left = [device for device in devices if device.id not in self.lost] or devices
         chosen = tuple(sorted(left, key=lambda device: self.runs[device.id])[: 1 if self.apart else None])
         self.runs.update(device.id for device in chosen)
@@ -162,7 +164,8 @@ class LocalMachine:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, self.run_dir, ignore_errors=True))
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
-        """Return `workload`. If the workload is large and the disk has room, move it into a file that workers map."""
+        """Return `workload`. If the workload is large and the disk has room, move the workload into a file that all
+        workers map."""
         if not isinstance(workload, PickleRef) or workload.packed.size < LARGE_BYTES:
             return workload
         path = os.path.join(self.run_dir, "workload.pickle")
@@ -198,7 +201,8 @@ class LocalMachine:
         return discovery.target, list(discovery.devices)
 
     async def assume(self, device: DeviceInfo | None) -> Target:
-        """Use `device`, by default the first GPU or the CPU, in a run that builds nothing and needs no `discover`."""
+        """Use `device`, by default the first GPU or the CPU, in a run that builds nothing and does not call
+        `discover`."""
         if device is None:
             reply = await self.workers.ask_once("gpus", GPUS, b"")
             device = next(iter(msgspec.msgpack.decode(reply, type=list[DeviceInfo])), None)

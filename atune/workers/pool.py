@@ -44,7 +44,8 @@ from atune.workers.server_main import (
 from atune.workers.waiting import Deadline, background
 
 CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
-"""Time limits, in seconds, of the steps that clean up after a cancelled run. Their sum is less than a second."""
+"""Time limits, in seconds, of the steps that clean up after a cancelled run. The sum of the limits is less than a
+second."""
 START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
 """Seconds that importing the preload may take, and seconds that forking a worker may take afterwards. The same limit
 applies to calls without their own limit, for example to load the user's file. Even slow machines need far less time."""
@@ -70,11 +71,11 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     `process`: a new or a parked server. Entering the context does not wait for the server's imports. Leaving the
     context takes less than a second, whatever the processes do.
 
-    `park`: parks a server for the next run. If the body was not cancelled and the server answers, the server is parked
-    instead of ended, but its workers end.
+    `park`: a function that parks a server for the next run. If the body was not cancelled and the server answers, the
+    server is parked instead of ended, but its workers end.
 
-    `again`: starts a replacement for a server that is lost or hangs. `spawn` waits for the replacement. After a second
-    loss, `spawn` raises `MachineError`. At each loss, running calls raise `ServerLost`.
+    `again`: a function that starts a replacement for a server that is lost or hangs. `spawn` waits for the replacement.
+    After a second loss, `spawn` raises `MachineError`. At each loss, running calls raise `ServerLost`.
     """
 
     def __init__(
@@ -268,7 +269,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     def _replaced(self, why: str) -> bool:
         """Replace the lost server, and return whether a new server was started. A new server does not help if the
-        import itself fails, or after a second loss, because then something kills the processes."""
+        import itself fails, or after a second loss, which shows that something kills the processes."""
         may_help = self._ready.is_set() or from_outside(self.process.returncode)
         if self._again is None or not may_help or self._first_loss or self._failure or self._leaving:
             return False
@@ -539,7 +540,7 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of ``/proc/PID/stat`` beginning with the process's state. A missing process has the state X
+    """Return the fields of ``/proc/PID/stat``, beginning with the process's state. A missing process has the state X
     (dead)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
@@ -555,7 +556,8 @@ def _cpu_of(pid: int) -> tuple[float, bool]:
 
 
 def _ends(pid: int) -> bool:
-    """Tell whether a process is dying or dead. If so, the kernel closed its socket, and not the process's code."""
+    """Tell whether a process is dying or dead. If so, the process's socket was closed by the kernel, and not by the
+    process's code."""
     state, *fields = _stat(pid)
     return state in "ZX" or bool(int(fields[5]) & PF_EXITING)
 

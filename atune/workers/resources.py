@@ -179,7 +179,8 @@ def shortage_in(output: str) -> Resource | None:
 
 
 def _confirmed(short_of: Resource) -> Resource | None:
-    """Return `short_of`. If it is memory but much memory is free, the request was too large, so return None."""
+    """Return `short_of`. If `short_of` is memory although much memory is free, the request was too large, so return
+    None."""
     if short_of != "memory":
         return short_of
     room = usable_memory_bytes()

@@ -215,7 +215,8 @@ class ResultCache:
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
-        """Reopen the journal of the newest interrupted run that this run may continue, or return None."""
+        """Reopen the journal of the newest interrupted run that this run may continue. If there is no such run, return
+        None."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
             if run is None or run.end is not None or run.key != key.text:
@@ -366,7 +367,7 @@ class ResultCache:
         return len({run.key for run in forgotten} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
-        """Delete the oldest journals beyond `MOST_CACHE_BYTES` (those of a set together), and files without a run.
+        """Delete the oldest journals beyond `MOST_CACHE_BYTES`, a set's journals together, and files without a run.
 
         A file without a run is an empty file that a killed program left, or a link to a deleted journal of the cache. A
         broken link to a journal elsewhere stays until a look-up, because the journal's file system may come back. If a

@@ -45,7 +45,8 @@ SERVER_ENV = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 DEFAULT_ENV = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Default environment variables. Huge pages make lowering 6 to 15 % faster, because it allocates many small objects."""
+"""Default environment variables. Huge pages make lowering 6 to 15 % faster, because lowering allocates many small
+objects."""
 
 WARM_VARIABLE = "ATUNE_WARM"
 """Environment variable. If the variable is ``off``, processes start only when a run or a call of `warm` needs them."""

@@ -28,7 +28,8 @@ class Supervised:
 
     The same rule holds for all jobs. If the process is fresh, a failure is accepted at once. If another candidate's
     code has run in the process, that code may have changed the process, so the failure is in doubt, and the job is
-    repeated once in a fresh process. A missed deadline is accepted at once, unless the job got hardly any CPU time.
+    repeated once in a fresh process. In any process, a missed deadline is accepted at once, unless the job got hardly
+    any CPU time.
     """
 
     died: FailureKind

@@ -24,7 +24,8 @@ class Deadline:
 
     async def wait(self, ready: Callable[[], Awaitable[object]]) -> None:
         """Wait for `ready`, for at most one tick. If nothing is ready then, the caller calls `wait` again. Raises
-        `TimeoutError` if no time was left before the call, so the caller checks one last time before the error."""
+        `TimeoutError` if no time was left before the call, so the caller checks one last time before the caller gets
+        the error."""
         if self._left_s <= 0:
             raise TimeoutError
         planned, began = min(TICK_S, self._left_s), time.monotonic()

@@ -370,10 +370,8 @@ class ClusterMachine:
         return self.spec
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
-        """Ask every node for its devices, and choose the run's target and devices.
-
-        A node that has no device of the target only compiles. Raises `TargetError` as `target_of` does.
-        """
+        """Ask every node for its devices, and choose the run's target and devices. A node that has no device of the
+        target only compiles. Raises `TargetError` as `target_of` does."""
         await self.describe()
         without: dict[str, TargetError] = {}
 
@@ -396,8 +394,8 @@ class ClusterMachine:
         return target, list(devices)
 
     async def _have_compile(self, node: Node, target: Target, why: TargetError | None) -> None:
-        """If a node has no device for the run, have it compile for other nodes. If the node cannot compile, leave it
-        out. `why`: the error that the node raised about the requested devices; None if there was no error."""
+        """If a node has no device for the run, have it compile for other nodes. If the node cannot compile, leave the
+        node out. `why`: the error that the node raised about the requested devices; None if there was no error."""
         if why is None and node.discovery.target == target:
             return
         lacks = str(why) if target.kind == "c" else ""  # the node has no g++
@@ -428,7 +426,7 @@ class ClusterMachine:
         return installed_versions()
 
     def hints(self, measuring: int) -> CompileHints:
-        """Return the scheduler's hints. They reserve no cores, because each node reserves its own cores."""
+        """Return the scheduler's hints. The hints reserve no cores, because each node reserves its own cores."""
         return compile_hints(self._discovery)
 
     @property
