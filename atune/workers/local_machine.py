@@ -58,7 +58,7 @@ class Shared:
     runs: Counter[str] = field(default_factory=Counter)
     """Number of runs that use each device."""
     lost: set[str] = field(default_factory=set)
-    """Devices that a run gave up. Later runs use these devices only if no other devices are left."""
+    """Devices that a run gave up on. Later runs use these devices only if no other devices are left."""
 
     @contextmanager
     def lent(self, devices: Sequence[DeviceInfo]) -> Iterator[tuple[DeviceInfo, ...]]:
