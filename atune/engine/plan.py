@@ -20,7 +20,7 @@ DEATHS = 2
 
 
 class Plan:
-    """The work of a run of `spec` that the journal's `state` still lacks. Indices are the indices of the journal.
+    """The work of a run of `spec` that the journal's `state` still lacks. All indices are the journal's indices.
 
     `given`: the strategy's name, or the user's own strategy. `default`: the default configuration's index. `advice`:
     configurations to try before the strategy's proposals. `prior`: whether there is a prior.

@@ -106,7 +106,7 @@ def _check(results: Sequence[Result]) -> None:
         if header.target != first.target:
             raise UsageError(f"the first result is for {first.target}, but {problem}{where} is for another target")
         if problem in seen:
-            raise UsageError(f"two results are for the problem {problem}: leave one of the two out")
+            raise UsageError(f"two results are for the problem {problem}: leave one result out")
         seen.add(problem)
 
 
@@ -171,7 +171,7 @@ async def _compiled(
 
 
 def _read(artifact: Artifact, best: Record) -> tuple[Artifact, bytes]:
-    """Return `artifact` and its library's content. Raises `UsageError` if the source is not the winner's source."""
+    """Return `artifact` and its library's content. Raises `UsageError` if the run measured different code."""
     if artifact.source_key != best.source_key and best.source_key:
         raise UsageError(OTHER_CODE)
     return artifact, Path(artifact.path).read_bytes()

@@ -141,7 +141,7 @@ def test_a_library_of_other_code_than_the_journals_is_refused(
 def test_results_that_make_no_bundle(journals: dict[str, str], tmp_path: Path) -> None:
     refused = [
         ([], "a bundle needs at least one result"),
-        (replayed(journals, "SMALL", "SMALL"), "two results are for the problem M=32, N=16: leave one of the two out"),
+        (replayed(journals, "SMALL", "SMALL"), "two results are for the problem M=32, N=16: leave one result out"),
         (replayed(journals, "SMALL", "OTHER"), r"one kernel, but M=96, N=16 \(.*\) is of a different kernel"),
         ([Result.from_events(Stream().proposed(0).events)], "the run has no winner"),
     ]
