@@ -40,7 +40,7 @@ NO_ESTIMATE, NUDGE = -1e3, 1e-9
 """Value that puts candidates without an estimate last, and the largest random change that breaks a tie of estimates."""
 MOST_POOL, MOST_ROWS, RENEW_AFTER = 8192, 512, 64
 """A process considers about `MOST_POOL` candidates at most. A process remembers at most `MOST_ROWS` tried candidates:
-the fastest and the latest. After `RENEW_AFTER` candidates, a new process makes both choices again."""
+the fastest and the latest. After `RENEW_AFTER` candidates, a new process chooses both sets again."""
 
 
 class Process:

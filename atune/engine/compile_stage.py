@@ -120,10 +120,10 @@ LEAST_COMPILED = 8
 """Number of candidates that must have been compiled before any compile can count as hopeless."""
 QUANTILE = 0.9
 FACTOR = 5.0
-"""A compile may take this factor times the `QUANTILE` of the other compile times."""
+"""Longest allowed time of a compile, as a multiple of the `QUANTILE` of the other compile times."""
 LAST_FACTOR, LAST_SHARE = 2.0, 1 / 3
-"""`LAST_FACTOR`: the factor when the run waits only for its last candidates. `LAST_SHARE`: their largest share of all.
-On an H100 and an H200, kernels that took that long to compile were 3 to 80 times slower than the winner."""
+"""`LAST_FACTOR`: the factor when the run waits only for its last candidates. `LAST_SHARE`: largest share of candidates
+that are last. On an H100 and an H200, kernels that compiled for so long were 3 to 80 times slower than the winner."""
 FLOOR_S = 10.0
 """Shortest limit in seconds, because a busy machine may delay any compile by as much time."""
 STEP_S = 1.0

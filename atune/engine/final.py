@@ -20,7 +20,7 @@ from atune.model.measurement import CLOSE, FinalEntry, Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
 
 ERROR_PROBABILITY = 0.05
-"""Probability of a wrong decision in a final. All comparisons of the `INTERIM_LOOKS` share it (Bonferroni)."""
+"""Probability of a wrong decision in a final, summed over all comparisons at all `INTERIM_LOOKS` (Bonferroni)."""
 TIE = 0.002
 """Two finalists are equally fast if the confidence interval of their latencies' ratio is within this distance of 1."""
 SEEDS = (1, 2)

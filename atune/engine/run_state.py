@@ -85,11 +85,11 @@ class Listeners:
 
 
 EVENTS_AT_ONCE = 100
-"""Number of past events to fold, or of outcomes to tell a strategy, before the event loop gets a turn (2 ms)."""
+"""Number of past events to fold, or of outcomes to pass to a strategy, until the event loop gets a turn (2 ms)."""
 
 
 class Recorder:
-    """Numbers and stamps each event, then writes, folds and forwards it. Emitting is synchronous, to keep one order."""
+    """Records events, and passes them to listeners. Emitting is synchronous, so that events have one order."""
 
     def __init__(self, journal: Journal | None = None, listeners: tuple[Listener, ...] = ()) -> None:
         self.state = State()
@@ -162,7 +162,7 @@ class Run:
         self.lowered: Lowered | None = None
         """The first lowered candidate, for whose parameters devices make inputs; None until a candidate is lowered."""
         self.default: Lowered | None = None
-        """The lowered default, or None. Devices use it if the inputs misfit the first lowered candidate."""
+        """The lowered default, or None. Devices use the default if the inputs misfit the first lowered candidate."""
         self.roles = Roles()
         """Parameter roles in the default or, if the default does not elaborate, in the first candidate that does."""
         self.found_roles = anyio.Event()
@@ -225,7 +225,7 @@ class Outcomes:
     def __init__(self, recorder: Recorder, wake: Callable[[], None]) -> None:
         self.recorder, self._wake = recorder, wake
         self.untold: deque[SettledOutcome] = deque()
-        """Outcomes on the disk. The strategy must learn all of them before the engine asks it again."""
+        """Outcomes on the disk that the strategy must learn before the engine asks the strategy again."""
         self._unsynced: deque[SettledOutcome] = deque()
         self._to_sync = anyio.Event()
         self._acknowledging = anyio.Lock()

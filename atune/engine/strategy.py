@@ -54,9 +54,9 @@ class Searched:
     """The space to search, by candidate index. Candidates that failed in the survey or are tried last are left out.
 
     `budget`: the largest number of candidates that will be tried; None if unknown. `prior`: estimates by index, in
-    milliseconds, or in a unit in which half is twice as good. Candidates without an estimate above 0 come last.
-    `facts`: further numbers by index and name. `default`: the default configuration's index, if the space has it. The
-    engine always tries the default first, and then `advised`, the fastest candidates of other runs.
+    milliseconds, or in a unit in which half the value is twice as good. Candidates without an estimate above 0 come
+    last. `facts`: further numbers by index and name. `default`: the default configuration's index, if the space has it.
+    The engine always tries the default first, and then `advised`, the fastest candidates of other runs.
     """
 
     configs: Mapping[int, Config]
@@ -200,7 +200,7 @@ class Enough:
 
 
 def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
-    """Return what strategies are told about candidate `index`: its latency in ms, or None and a reason.
+    """Return the outcome that strategies get for candidate `index`: its latency in ms, or None and a reason.
 
     The reason is a failure's kind, ``pruned`` or `DUPLICATE`, even if the duplicate's code is not measured yet.
     """

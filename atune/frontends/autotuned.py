@@ -114,7 +114,7 @@ def explicit_kernel(call: Call) -> Any:
 
 
 def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, winner: Winner | None) -> Roles:
-    """Return the roles of the kernel's parameters. If the tuning's roles fit the kernel, return these.
+    """Return the roles of the kernel's parameters. If the roles from the tuning fit the kernel, return these roles.
 
     Each call of an eager kernel passes all tensors of the kernel, including the outputs.
     """

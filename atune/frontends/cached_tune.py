@@ -112,9 +112,9 @@ def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[st
 async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = False) -> TuneResult:
     """Return this work's result from `cache`, with `cache_hit` set.
 
-    If `cache` has none, tune and keep the journal. If an earlier run of the same work already measured a configuration,
-    even in another space, this configuration is measured again only in the final benchmark. If a tuning was
-    interrupted, the next call resumes the tuning.
+    If `cache` lacks the result, tune and keep the journal. If an earlier run of the same work already measured a
+    configuration, even in another space, this configuration is measured again only in the final benchmark. If a tuning
+    was interrupted, the next call resumes the tuning.
 
     `refresh`: tune even if `cache` has a result. Raises the same errors as `tune`. If the tuning is cancelled, its
     measurements are kept for the next call.

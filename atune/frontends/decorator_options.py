@@ -51,7 +51,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
         unset="all arguments",
     )]
     do_not_specialize: Annotated[str | Sequence[str], option(
-        "Names of arguments to leave out of the key. If the space sets one of them, the call's value is ignored.",
+        "Arguments to leave out of the key. If the space sets one of these arguments, the call's value is ignored.",
         default=(),
     )]
     hints: Annotated[Mapping[str, Any] | None, option(
@@ -186,7 +186,7 @@ def check_hints(hints: Mapping[str, Any]) -> None:
 
 
 def as_space(space: Any, where: tuple[Constraint, ...]) -> Space:
-    """Return axes or a list of configurations as a `Space`. Raises `SpaceError` for a `Space` beside constraints."""
+    """Return axes or a list of configurations as a `Space`. A `Space` with further constraints raises `SpaceError`."""
     if isinstance(space, Space):
         if where:
             raise SpaceError("where: give the constraints to the Space instead")

@@ -148,7 +148,7 @@ def _library(result: Result, accept: Sequence[str], say: Callable[[str], object]
     assert best is not None, "_check refuses results without a winner"
     device = next((device.name for device in result.devices if device.id == best.device), "")
     if _is_native(result) and device not in ("", launch.this_cpu()["name"]):
-        raise UsageError(f"the winner uses instructions of the {device} that it was tuned on: save the bundle there")
+        raise UsageError(f"the winner uses instructions of the {device} that tuned it: save the bundle on that machine")
     if (artifact := result.artifact) is None:
         raise UsageError(f"the library of {named(plain_problem(header))} is gone, or was not kept: tune again")
     if artifact.plain or artifact.compared:

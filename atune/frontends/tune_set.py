@@ -69,10 +69,10 @@ from atune.workload.workload import Workload
 AT_ONCE, WORKERS_EACH = 4, 5
 """`AT_ONCE`: largest number of problems to tune at the same time for each device, so that a device can measure another
 problem while a problem's last candidate compiles. `WORKERS_EACH`: least number of compile workers for each problem if
-more than two problems are tuned, so that each library holds several candidates. On an H100 with 16 cores, tuning a set
-of 28 problems took 0.81 times as long as tuning two problems at a time."""
+more than two problems are tuned, so that each library holds several candidates. On an H100 with 16 cores, a set of 28
+problems took 0.81 times as long with these values as with two problems at a time."""
 LOAD = 1.5
-"""Number of compile workers per core for all problems in progress; above 1, because problems often wait for a last
+"""Number of compile workers per core for all problems in progress; above 1, because each problem waits for its last
 compile. On an H200 with 16 cores, a set of 11 problems took 0.77 times as long as with one worker per core."""
 OF_ALL = (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost)
 """Errors that end the whole set, even if they occur in a single problem."""
@@ -318,7 +318,7 @@ class _SetRun:
                     raise
 
     async def _tuned(self, index: int) -> Result:
-        """Start or continue the run of a problem. Raises like `tune`, or `JournalError` for different work."""
+        """Start or continue the run of a problem. Raises like `tune`, or `JournalError` if the work differs."""
         problem, journal = self._problems[index], self._journals[index]
         fresh, scope = not journal.exists(), anyio.CancelScope()
 

@@ -54,7 +54,7 @@ class EventHistory:
     def __init__(self) -> None:
         self.past: list[Event] = []
         self.kept = True
-        """Whether events are kept. Otherwise events are dropped, because a run may have hundreds of thousands."""
+        """Whether events are kept for readers. A run may have hundreds of thousands of events."""
         self.ended = False
         self.more: anyio.Event | None = None
         """Set when the next event arrives or the run ends, and None before the run has started."""

@@ -37,7 +37,7 @@ FIRST = 4
 def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
     """Return a function that reads the sources in `warm` when the kernel is known. If there is no source, return None.
 
-    `nearest`: results for other problems. Their fastest configurations in this space come first. Raises `UsageError`.
+    `nearest`: results for other problems. The best configuration of each result comes first. Raises `UsageError`.
     """
     given = (warm,) if isinstance(warm, (str, os.PathLike, Result)) else () if warm is None else warm
     wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"

@@ -97,7 +97,7 @@ class Winners:
         self._settled.clear()
 
     def find(self, call: TunedCall, on_miss: OnMiss | None = None) -> Winner:
-        """Return the winner to use. Blocks. If no winner is known, `on_miss` (or the option `on_miss`) decides.
+        """Return the winner to use. Blocks. If no winner is known, `on_miss` or the decorator's option decides.
 
         Workers never tune. If a reference calls a tuned kernel in a worker, the kernel uses the default configuration.
 

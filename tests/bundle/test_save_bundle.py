@@ -172,7 +172,7 @@ def test_the_instructions_of_another_cpu_are_not_shipped(
     journals: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer.launch, "this_cpu", lambda: {"machine": "x86_64", "name": "Another CPU", "features": []})
-    with pytest.raises(UsageError, match=r"uses instructions of the .* that it was tuned on: save the bundle there"):
+    with pytest.raises(UsageError, match=r"uses instructions of the .* that tuned it: save the bundle on that machine"):
         save_bundle(tmp_path / "b", replayed(journals, "SMALL"))
 
 

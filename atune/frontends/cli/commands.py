@@ -103,7 +103,7 @@ def add_commands(parser: Parser) -> None:
     add("merge", "runs:merge_command", text, _journal(nargs="+"), merged, table)
     text = "Compare the winners of two journals or two folders; exits with 1 if a winner got slower; runs no code"
     two = [_journal(name, help=f"journal or folder of journals from {name} the change") for name in ("before", "after")]
-    limit = "exit with 1 if a winner's slowdown is above X%%, even at the low end of its interval [default: 2%%]"
+    limit = "exit with 1 if the low end of a winner's slowdown interval is above X%% [default: 2%%]"
     over = _taking("--fail-over", metavar="X%", type=_percentage, default=0.02, help=limit)
     add("compare", "runs:compare_command", text, *two, over)
     text = "Write winners and their libraries as a bundle; a bundle runs without tilelang"
@@ -143,7 +143,7 @@ def add_commands(parser: Parser) -> None:
 
 
 def _add(commands: Any, name: str, command: str, text: str, *taken: Parser, **options: Any) -> Parser:
-    """Add the command `name`. `text`: its description, of which the list of commands shows the part before a semicolon.
+    """Add the command `name`. `text`: the description; the list of commands shows the part before a semicolon.
 
     `command`: the module and the function in this folder that carry out the command, or ``""`` for a command group.
     """

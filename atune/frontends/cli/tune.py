@@ -93,7 +93,7 @@ def _tune_set(workload: FileRef, problems: Problems, arguments: argparse.Namespa
     folder = arguments.journal or str(ResultCache().new_path(Path(workload.path).stem).with_suffix(""))
     options = _options(arguments, folder)
     if is_set(Path(folder)):
-        print_message(f"{folder} exists: if the folder is of the same work, its problems are continued", kind="")
+        print_message(f"{folder} exists: if its journals record the same work, they are continued", kind="")
     return drive_set(partial(tune_set, workload, problems, **options), folder, arguments, interrupts)
 
 
