@@ -20,7 +20,7 @@ from atune.engine.strategy import DUPLICATE, Encoding, Searched
 from atune.model.candidate import failed_values
 
 LEAST_DRAWN, MOST_DRAWN = 4, 8
-"""Least and largest number of candidates to draw at first. Between these limits, a quarter of the budget is drawn."""
+"""Least and largest number of candidates to draw at first. Within these limits, a quarter of the budget is drawn."""
 LEAST_OUTSTANDING = 16
 """With a prior, at least this many candidates may be outstanding."""
 SMALL_BUDGET, SMALL_BUDGET_SHARE, BUDGET_SHARE = 48, 0.25, 0.4
@@ -37,7 +37,7 @@ ERROR_DEVIATION, ERROR_WEIGHT = 0.08, 2.0
 conjugate prior of a variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The values that fit ten
 recorded spaces are 0.075 and 1.6. If any one space is left out, the values are 0.071 to 0.086, and 1.3 to 1.9."""
 NO_ESTIMATE, NUDGE = -1e3, 1e-9
-"""Value that puts candidates without an estimate last, and the largest random change that breaks a tie of estimates."""
+"""`NO_ESTIMATE`: value that puts candidates without an estimate last. `NUDGE`: largest random change to break a tie."""
 MOST_POOL, MOST_ROWS, RENEW_AFTER = 8192, 512, 64
 """A process considers about `MOST_POOL` candidates at most. A process remembers at most `MOST_ROWS` tried candidates:
 the fastest and the latest. After `RENEW_AFTER` candidates, a new process chooses both sets again."""

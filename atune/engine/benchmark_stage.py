@@ -35,7 +35,7 @@ DEVICE_STARTS = 3
 """Number of consecutive failed starts after which the engine stops using a device."""
 ENDED_BETWEEN = "the device's process ended between two candidates"
 N_NEIGHBOURS = 3
-"""Least number of measured neighbours with which a candidate's latency is compared."""
+"""Least number of measured neighbours that are needed to call a candidate's latency doubtful."""
 DOUBTFUL_SHARE = 0.4
 """A latency below this share of the fastest neighbour's latency is doubtful."""
 

@@ -77,7 +77,7 @@ class CompilerStates:
                 self.run.wake()
 
     async def compare(self, worker: CompileWorker) -> None:
-        """Compare the next state in the queue. If the worker is lost, the state counts as not compared."""
+        """Compare the next state in the queue. If the worker is lost, the state remains without a comparison."""
         artifact = self.due.pop(0)
         self.under_way += 1
         try:
@@ -117,7 +117,7 @@ class CompilerStates:
 
 
 LEAST_COMPILED = 8
-"""Number of candidates that must have been compiled before any compile can count as hopeless."""
+"""Number of candidates that must have been compiled before the engine ends any compile as hopeless."""
 QUANTILE = 0.9
 FACTOR = 5.0
 """Longest allowed time of a compile, as a multiple of the `QUANTILE` of the other compile times."""
@@ -166,7 +166,7 @@ class CompileStage:
         self._undecided: dict[int, Lowered] = {}
         """Lowered candidates without a verdict, which are judged again when other candidates are lowered."""
         self._repeated: set[int] = set()
-        """Candidates that lost their worker once, and are tried again. A second loss counts as a failure."""
+        """Candidates that lost their worker once, and are tried again. A second loss is a failure."""
         self._unlowered = Counter[str]()
         """Number of lowering failures with each message, except failures that a line of the user's code raised."""
         self._idle = anyio.Lock(fast_acquire=True)

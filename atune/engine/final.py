@@ -68,9 +68,9 @@ def final_order(
 def finalists(
     measured: Sequence[CandidateMeasured], reference_ms: Mapping[str, float], most: int
 ) -> list[CandidateMeasured]:
-    """Return the `most` fastest candidates, and the `most` fastest in relation to the reference on the same device.
+    """Return the `most` fastest candidates, and the `most` fastest relative to the reference on the same device.
 
-    `measured`: the fastest first. The relation to the reference keeps good candidates that a slower device measured.
+    `measured`: the fastest first. Relative latencies keep good candidates that a slower device measured.
     """
     if not {m.device for m in measured} <= reference_ms.keys():
         return list(measured[:most])
@@ -99,7 +99,7 @@ NO_FINAL = "no final: no device is left to time the finalists on"
 FINAL_S = 5.0
 """Seconds after which the final begins no further round, even if the order is not settled."""
 MOST_LOSSES = 2
-"""Number of processes that a final may lose. An unknown finalist is the culprit, and may kill further processes."""
+"""Number of processes that a final may lose. The finalist that ended a process is unknown, and may end more."""
 INTERIM_LOOKS = 10
 """Largest number of times that the order is examined: after the first rounds, and after each further set of rounds."""
 

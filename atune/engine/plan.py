@@ -57,7 +57,7 @@ class Plan:
         self.to_survey = prior and state.surveyed is None and uses_prior(given, total)
         """Whether the space must be surveyed before the strategy is made."""
         self.redo = list[Candidate]()
-        """Candidates without an outcome that an earlier part proposed."""
+        """Candidates that an earlier part proposed, and that have no outcome."""
         self.suspects = dict[int, str]()
         """For each candidate that must not be tried again, the device that was measuring it when the program died."""
         self.codes = dict[str, int]()

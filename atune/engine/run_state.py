@@ -233,7 +233,7 @@ class Outcomes:
     def settled(
         self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, worker: str = "engine"
     ) -> None:
-        """Have a candidate's outcome acknowledged as soon as it is on the disk, and return without waiting."""
+        """Queue a candidate's outcome, which is acknowledged as soon as it is on the disk. Returns without waiting."""
         self._unsynced.append(SettledOutcome(index, latency_ms, best, worker))
         if self.recorder.journal is None:
             self._tell(1)

@@ -11,8 +11,8 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered
 
 MAX_GROUP = 16
-"""Largest size of a group that the engine chooses itself, at which parsing headers is a small share of the cost. The
-unit is the compile of a kernel with few accumulators (`work_of`), unless the user gave a number of candidates."""
+"""Largest size of a group that the engine chooses itself. At this size, parsing headers is a small share of the cost.
+The unit is the compile of a kernel with few accumulators (`work_of`), unless the user gave a number of candidates."""
 MIN_GROUP = 4
 LOWERING = 1.0
 """Time to lower a candidate, as a multiple of the time of one compile."""
@@ -75,9 +75,9 @@ class CompileState:
     building: int = 0
     comparing: int = 0
     lengths: list[int] = field(default_factory=list)
-    """Lengths of the device sources seen, in bytes, sorted."""
+    """Lengths of all device sources so far, in bytes, in ascending order."""
     iterations: list[int] = field(default_factory=list)
-    """Iterations per thread of the kernels seen, sorted."""
+    """Iterations per thread of all kernels so far, in ascending order."""
 
     def add(self, lowered: Lowered, *, deferred: bool = False) -> None:
         if lowered.facts.source_bytes is not None:

@@ -49,7 +49,7 @@ class Screen:
     """Judges the lowered candidates of a run.
 
     `codes`: candidates by the key of their code, from earlier parts of the run. `skips`: whether to prune likely losers
-    rather than build them last. `layouts`: the choice among layouts; None to build all. `default`: the default
+    rather than build them last. `layouts`: the choice among layouts; None to build all layouts. `default`: the default
     configuration's index. The default is built immediately if it can run, because the winner is compared with it.
     """
 

@@ -106,7 +106,7 @@ class Guarded:
     def full(self, outstanding: int, workers: int) -> bool:
         """Return whether too many candidates are `outstanding` to ask for another candidate.
 
-        The answer then stays True until many candidates may be asked for together, because small groups compile slowly.
+        The answer then stays True until the engine can ask for many candidates, because small groups compile slowly.
         """
         if self.enough is not None and self.enough.full(outstanding):
             return True

@@ -152,7 +152,7 @@ class SetResult(Sequence[TunedProblem]):
     def rule(self, space: Space | None = None) -> NearestRule:
         """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`.
 
-        `space`: the workload's space. Pass the space if its constraints take sizes and `workload` was a file.
+        `space`: the workload's space. Pass the space if its constraints take sizes and the workload came from a file.
         """
         return replace(dispatch_rule(self.regret_matrix(), space or self._space), fixed=self._fixed)
 
