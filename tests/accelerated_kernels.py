@@ -11,7 +11,7 @@ import atune
 SQUARE = (512, 512)
 
 
-def gemm(block: int, swizzle: bool) -> Any:
+def gemm(block: int, swizzle: bool, sums: str = "float32") -> Any:
     """A pipelined product by tensor cores, whose blocks may be swizzled."""
 
     @T.prim_func
@@ -19,7 +19,7 @@ def gemm(block: int, swizzle: bool) -> Any:
         with T.Kernel(512 // block, 512 // block, threads=128) as (bx, by):
             T.use_swizzle(panel_size=10, enable=swizzle)
             a, b = T.alloc_shared((block, 32), "float16"), T.alloc_shared((32, block), "float16")
-            c = T.alloc_fragment((block, block), "float32")
+            c = T.alloc_fragment((block, block), sums)
             T.clear(c)
             for k in T.Pipelined(16, num_stages=2):
                 T.copy(A[by * block, k * 32], a)

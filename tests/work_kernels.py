@@ -36,6 +36,22 @@ def product(
     return main
 
 
+def placed(early: int, late: int) -> Any:
+    """Two additions. The block order holds for both, or only for the second."""
+
+    @T.prim_func
+    def main(A: T.Tensor((M, N), "float32"), B: T.Tensor((M, N), "float32")):
+        with T.Kernel(N // 64, M // 64, threads=128) as (bx, by):
+            T.use_swizzle(4, enable=early > 0)
+            for i, j in T.Parallel(64, 64):
+                B[by * 64 + i, bx * 64 + j] = A[by * 64 + i, bx * 64 + j] + 1.0
+            T.use_swizzle(4, enable=late > 0)
+            for i, j in T.Parallel(64, 64):
+                B[by * 64 + i, bx * 64 + j] = A[by * 64 + i, bx * 64 + j] + 2.0
+
+    return main
+
+
 def chained(block_M: int = 128, threads: int = 256) -> Any:
     """Y = (X W) W, where the first product stays in registers."""
 
@@ -237,6 +253,7 @@ def workload(kernel: Any, **axes: Any) -> atune.Workload:
 
 CROWDED = workload(crowded, occupancy=[1, 2])
 ORDERS = atune.Workload(product, atune.Space(num_stages=[0, 1, 3], order=[10, 4, 0]))
+PLACES = atune.Workload(placed, [{"early": 1, "late": 0}, {"early": 0, "late": 1}])
 PRODUCT = workload(product, num_stages=[0, 3], order=[0, 4])
 CHAINED = workload(chained, block_M=[64, 128, 256], threads=[128, 256])
 MOVED = workload(moved, width=[2, 4])

@@ -212,7 +212,7 @@ class CompileStage:
         limit = limit_s(state, group, self.state.work_of(group), self._timeout_s, LAST_FACTOR)
         others = self._ended.get(group[0].index, set()).difference(lowered.index for lowered in group)
         culprit = bool(others) and all(state.first(i).built or state.outcome(i) for i in others)
-        if limit is None or not (culprit or self._passed_s - began_s >= limit):
+        if limit is None or state.best is None or not (culprit or self._passed_s - began_s >= limit):
             return False
         measured = [state.entry(measured.index).facts for measured in state.ranked()]
         own = [lowered.facts for lowered in group]

@@ -72,8 +72,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     refused: bool = False
     """Whether the candidate is a baseline that a constraint refuses."""
     outcome: Outcome | None = None
-    """The latest outcome of the candidate's code. If several candidates have the code, only the first has the outcome.
-    """
+    """The latest outcome of the candidate's code. If several candidates share the code, only the first has it."""
     surveyed: bool = False
     """`surveyed` and `further_layout` have the same meaning as in `CandidateProposed`."""
     further_layout: bool = False

@@ -235,16 +235,15 @@ def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Fai
     return Compared(candidate.index, differs)
 
 
-def comparing(lowered: Lowered) -> Compile:
-    """Return a function that compiles with nvcc, and in the background compares cicc's code for `lowered` with nvcc's
-    code.
+def comparing(group: Sequence[Lowered]) -> Compile:
+    """Return a function that compiles `group` with nvcc, and in the background compares cicc's code with nvcc's code.
 
-    The function does not wait for the comparison, which is stored for the compiler state of `lowered`.
+    The function does not wait for the comparison, which is stored for each member's compiler state.
     """
 
     def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
         plain = Future[bytes]()
-        arguments = lowered, source, flavour_of(session().target.arch, dict(pass_configs)), plain
+        arguments = group, source, flavour_of(session().target.arch, dict(pass_configs)), plain
         threading.Thread(target=_compare, args=arguments, daemon=True).start()
         machine_code = by_nvcc(source, pass_configs)
         plain.set_result(machine_code.code)
@@ -253,18 +252,19 @@ def comparing(lowered: Lowered) -> Compile:
     return compile
 
 
-def _compare(lowered: Lowered, source: str, flavour: Flavour, plain: Future[bytes]) -> None:
-    """Compile `source` with cicc, and store the comparison with nvcc's code. If the comparison fails, a later run
-    repeats the comparison."""
-    server, symbol = os.path.join(session().run_dir, FOLDER), msgspec.msgpack.decode(lowered.blob, type=Blob).symbol
+def _compare(group: Sequence[Lowered], source: str, flavour: Flavour, plain: Future[bytes]) -> None:
+    """Compile `source` with cicc, and store the comparison with nvcc's code. If that fails, a later run compares."""
+    server = os.path.join(session().run_dir, FOLDER)
     while not os.path.lexists(server):  # the compile service still parses headers
         time.sleep(POLL_S)
     with contextlib.suppress(OSError, CiccError, ValueError):
         own = compile_remotely(source, flavour, session().run_dir)
         files, headers = headers_read(server, parts(source)[0])
-        binaries = (b"\0" + code for code in (own, plain.result()))  # as if each were in a library
-        differs = _code_difference(*(elf.kernels_code(binary, symbol) for binary in binaries))
-        remember(session().tools, lowered.use, StateCheck(files, headers, differs))
+        binaries = [b"\0" + code for code in (own, plain.result())]  # as if each were in a library
+        symbols = [msgspec.msgpack.decode(lowered.blob, type=Blob).symbol for lowered in group]
+        differ = [_code_difference(*(elf.kernels_code(binary, symbol) for binary in binaries)) for symbol in symbols]
+        for use in {lowered.use for lowered in group if lowered.use}:
+            remember(session().tools, use, StateCheck(files, headers, max(differ)))
 
 
 def difference(measured: Artifact, plain: Artifact) -> str:

@@ -127,7 +127,7 @@ def build(payload: bytes) -> bytes:
     If the only member of a group fails, the answer has its `Failure`. If a larger group fails, its error is raised.
     """
     job = msgspec.msgpack.decode(payload, type=BuildJob)
-    compilers = {"cicc": cicc.compile, "nvcc": by_nvcc, "both": cicc.comparing(job.group[0])}
+    compilers = {"cicc": cicc.compile, "nvcc": by_nvcc, "both": cicc.comparing(job.group)}
     built = answer(job.group, job.path, compilers[job.by])
     pairs = zip(job.group, built, strict=True)
     return msgspec.msgpack.encode([cicc.with_state(low, a) if isinstance(a, Artifact) else a for low, a in pairs])

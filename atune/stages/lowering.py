@@ -57,42 +57,41 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
     if lowered is None:
         configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
         seen: list[Layouts] = []
-        instruments, orders = facts.instruments(seen), list[Any]()
+        instruments, orders = facts.instruments(seen), list[tuple[Any, int]]()
         key = "" if how.kind == "c" else ir_key_of(ir_text(_reordered(function, None, orders)), how)
-        count, blob, layouts = _last.get(key, (0, None, seen))
+        last = _last.get(key)
         with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments), context.target:
-            if blob is not None and len(orders) <= count == 1:
+            if last is not None and [place for _, place in orders] in ([], [last[0]]):
+                _, blob, seen = last
                 host, device = (load_ir(text.replace(blob.symbol, symbol)) for text in (blob.host, blob.device))
-                order, kernels = orders[0] if orders else None, device.functions.items()
+                order, kernels = orders[0][0] if orders else None, device.functions.items()
                 device = tilelang.tvm.IRModule({n: _reordered(k, order, []) for n, k in kernels}, attrs=device.attrs)
-                seen = layouts
             else:
                 host, device, *_ = tilelang.lower_to_host_device_ir(function, context)
             lowered = _generated(candidate, function, bare, host, device, how)
         _last.clear()
-        if key:
-            _last[key] = len(orders), msgspec.msgpack.decode(lowered.blob, type=Blob), seen
+        if len(orders) == 1:
+            _last[key] = orders[0][1], msgspec.msgpack.decode(lowered.blob, type=Blob), seen
         with_layouts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
         lowered = msgspec.structs.replace(lowered, ir_key=ir_key, facts=with_layouts)
     kernel, seconds = ir_digest(function) if lowered.storable else "", round(time.perf_counter() - started, 4)
     return msgspec.structs.replace(lowered, index=candidate.index, ir_digest=kernel, roles=roles, seconds=seconds)
 
 
-_last: dict[str, tuple[int, Blob | None, list[Layouts]]] = {}
-"""The kernel that this process lowered last: its number of block orders and its lowered halves, by the kernel's
-`ir_key` without block orders. A kernel that differs from the last kernel only in the block order (`T.use_swizzle`)
-takes the last kernel's halves."""
+_last: dict[str, tuple[int, Blob, list[Layouts]]] = {}
+"""If it has one block order (`T.use_swizzle`), the kernel that this process lowered last, by its `ir_key` without the
+order, and the order's place. A kernel with another order in this place, or without an order, takes its halves."""
 _ORDER = "threadblock_swizzle_pattern"
 """The attribute that holds a block order. Lowering keeps the attribute, and only printing the source reads it."""
 
 
-def _reordered(function: Any, order: Any, own: list[Any]) -> Any:
-    """Return a kernel with the block order `order` (None for no order). Add the kernel's own block orders to `own`."""
+def _reordered(function: Any, order: Any, own: list[tuple[Any, int]]) -> Any:
+    """Return a kernel with the block order `order` (None for no order). Add its own orders, with places, to `own`."""
 
     def replaced(node: Any) -> Any:
         if node.attr_key != _ORDER:
             return None
-        own.append(node.value)
+        own.append((node.value, tilelang.tvm.ir.structural_hash(node.body, map_free_vars=True)))
         return node.body if order is None else tilelang.tvm.tirx.AttrStmt(node.node, _ORDER, order, node.body)
 
     transform = tilelang.tvm.tirx.stmt_functor.ir_transform

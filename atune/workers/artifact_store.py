@@ -122,8 +122,7 @@ class ArtifactStore:
 class StateCheck(msgspec.Struct, frozen=True):
     """The result of comparing the code from cicc with the code from nvcc. `difference` is empty if both are equal.
 
-    `files`: the headers that the compilers read. `headers`: a digest of the headers' contents, which later identifies
-    the compiler state.
+    `files`: the headers that the compilers read. `headers`: a digest of their contents, for the compiler state.
     """
 
     files: tuple[str, ...]

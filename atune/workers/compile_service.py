@@ -81,8 +81,7 @@ class CompileService:
 
     `start` begins to parse headers while the fork server still imports tilelang. The first candidate that must be
     compiled makes the process prepare to compile for the run, unless `use` got a reason not to use the service. While
-    the service is `warming`, the run lowers candidates but builds none. When the service is `ready`, builds use the
-    service.
+    the service is `warming`, the run lowers candidates but builds none. When it is `ready`, builds use it.
     """
 
     def __init__(self, settings: CompileSettings, target: str | Target) -> None:
@@ -138,15 +137,18 @@ class CompileService:
         self._tasks.start_soon(self._run)
         self.wake()
 
-    def compilers(self, use: str, states: Sequence[tuple[str, str]]) -> Literal["cicc", "nvcc", "both"]:
-        """Return the compilers for a group, but ``both`` only once for each `use`, which is a key of the first member's
-        headers. `states`: the members' compiler states, as `RunStore.state` returns them."""
-        new, differs = not all(state for state, _ in states), any(difference for _, difference in states)
-        if self.ready and not differs and not (new and self.few):
+    def compilers(self, uses: Sequence[str], states: Sequence[tuple[str, str]]) -> Literal["cicc", "nvcc", "both"]:
+        """Return the compilers for a group; ``both`` only once for each new state.
+
+        `uses`, `states`: the members' `Lowered.use`, and their compiler states, as `RunStore.state` returns them.
+        """
+        new = {use for use, (state, _) in zip(uses, states, strict=True) if not state}
+        if self.ready and not (new and self.few) and not any(difference for _, difference in states):
             return "cicc"
-        if self._off or not (new and self.few) or use in ("", *self._compared) or len(usable_cores()) == 1:
+        new -= {"", *self._compared}
+        if self._off or not self.few or not new or len(usable_cores()) == 1:
             return "nvcc"
-        self._compared.add(use)
+        self._compared |= new
         return "both"
 
     def explain(self, artifact: Artifact) -> Artifact:

@@ -34,8 +34,7 @@ from atune.workers.workers import Workers, shortage
 
 ELABORATE_S = 20.0
 """Seconds that an elaboration may take. The limit is low, because the whole run waits. A lower `compile_timeout_s`
-takes precedence. If a candidate takes longer, its facts stay unknown, and its lowering still gets the whole
-deadline."""
+takes precedence. If a candidate takes longer, its facts stay unknown, but its lowering gets the whole deadline."""
 SPOILED = (
     "candidate {index} failed in a process that had run other candidates, but not in a fresh process, because another "
     "candidate changes shared state of the process, such as os.environ. atune repeats failed jobs in a fresh process"
@@ -139,7 +138,7 @@ class LocalCompileWorker:
         """Compile `group` into one library and store it. `service` chooses the compilers for CUDA."""
         store, service = self.store, self.service
         states = [await store.state(lowered.use) for lowered in group]
-        by = "nvcc" if asked.plain else service.compilers(group[0].use, states)
+        by = "nvcc" if asked.plain else service.compilers([lowered.use for lowered in group], states)
         job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), by=by)
         answers = await self._try(job, group[0].index, job.limit_s)
         if isinstance(answers, Failure):

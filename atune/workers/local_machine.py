@@ -130,8 +130,7 @@ class LocalMachine:
     ) -> AsyncGenerator[None, None]:
         """Start the fork server, or take the warm fork server of the previous run. On leaving, kill every worker.
 
-        If the run was not cancelled, the fork server stays warm for the next run, with tilelang imported; see
-        `atune.shutdown`.
+        If the run was not cancelled, the fork server stays warm for the next run; see `atune.shutdown`.
         """
         self.service.wake = wake
         with run_folder() as self.run_dir, ExitStack() as self._ended:

@@ -390,8 +390,7 @@ class Worker:
 
         While this program is stopped, the time does not count, and an answer that has arrived is still read. If the
         call neither returns a result nor raises `RemoteError`, the worker and its compilers are dead. A process that
-        runs on without its socket, or that answers another request, counts as lost, because the code that it ran has
-        broken it.
+        runs on without its socket, or that answers another request, counts as lost, because its code has broken it.
         """
         if self._busy:
             raise RuntimeError(f"{self.name} is already in a call")

@@ -92,6 +92,17 @@ async def test_a_run_waits_for_its_last_compiles_only_while_they_may_be_worth_it
     assert not hopeless or run.seconds[-1] < 30
 
 
+async def test_while_nothing_is_measured_no_last_compile_is_ended() -> None:
+    """The device's process starts slowly, and a heavy candidate is the fastest."""
+    script = Script(
+        compile_s=lambda config: 40.0 if config["x"] in HEAVY else light(config["x"]),
+        start_s=60.0,
+        latency_ms=lambda config: 1.0 + abs(config["x"] - 3),
+    )
+    run = await finish(FakeMachine(18, script, workers=16))
+    assert not run.of(BuildFailed) and run.result.best_config == {"x": 3}
+
+
 @pytest.mark.parametrize("hangs", [20, 23])
 async def test_the_others_of_a_hopeless_group_are_compiled_after_it(hangs: int) -> None:
     """Its limit is that of four; each half then has its own."""

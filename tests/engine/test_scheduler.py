@@ -82,6 +82,16 @@ def test_kernels_with_far_longer_loops_than_others_come_last_each_one_alone() ->
     assert [indices(one.next_job()) for _ in range(5)] == [[1, 3], [4], [5], [0], [2]]
 
 
+def test_a_requested_size_counts_even_for_long_loops() -> None:
+    one = state(proposing=False, group_size=2)
+    for index, iterations in enumerate([40, 40, 80]):
+        one.add(with_loop(index, iterations))
+    one.add(with_loop(3, 10240), deferred=True)
+    one.add(with_loop(4, 10240), deferred=True)
+    jobs = [one.next_job() for _ in range(3)]
+    assert isinstance(jobs[2], Build) and indices(jobs[2]) == [3, 4] and jobs[2].reason == "deferred by the screen"
+
+
 def test_loops_that_are_all_long_defer_nothing() -> None:
     one = state(proposing=False, devices=0, workers=1)
     for index in range(4):

@@ -74,12 +74,13 @@ async def test_few_candidates_of_a_new_state_are_compiled_by_nvcc(candidates: in
     await one.prepare(candidates)
     one.service.saw(LOWERED, FOUND.target, known=False)
     assert one.hints(0).builds == few and one.service.why == (NEW_STATE if few else "")
-    assert [one.service.compilers("headers", [NEW]) for _ in range(2)] == (["both", "nvcc"] if few else ["nvcc"] * 2)
-    assert one.service.compilers("", [NEW]) == "nvcc", "cicc cannot compile it"
+    assert [one.service.compilers(["a"], [NEW]) for _ in range(2)] == (["both", "nvcc"] if few else ["nvcc"] * 2)
+    assert one.service.compilers([""], [NEW]) == "nvcc", "cicc cannot compile it"
     one.service._settle("")
-    assert one.service.compilers("other", [KNOWN, NEW]) == ("both" if few else "cicc")
-    assert one.service.compilers("headers", [KNOWN]) == "cicc"
-    assert one.service.compilers("headers", [KNOWN, DIFFERS]) == "nvcc"
+    later = [one.service.compilers(["b", use], [KNOWN, NEW]) for use in "acc"]
+    assert later == (["nvcc", "both", "nvcc"] if few else ["cicc"] * 3), "the new member counts, wherever it is"
+    assert one.service.compilers(["b"], [KNOWN]) == "cicc"
+    assert one.service.compilers(["b", "b"], [KNOWN, DIFFERS]) == "nvcc"
     known, _ = with_service()
     await known.prepare(candidates)
     known.service.saw(LOWERED, FOUND.target, known=True)

@@ -15,7 +15,7 @@ from atune.workers.server import warm_early
 from atune.workers.server_main import import_all
 
 warm_early()  # before the import below, so that worker processes import tilelang at the same time
-if "tilelang" not in sys.modules:
+if not {"tilelang", "torch"} & sys.modules.keys():  # there are no tensors that `import_all` might keep from collections
     import_all(["tilelang", "atune.compat.tilelang.autotuner"])
 
 from atune.compat.tilelang.autotuner import AutoTuneImpl, AutoTuner, AutotuneResult, CompileArgs, ProfileArgs, autotune

@@ -235,8 +235,7 @@ class Node:
 class ClusterCompileWorker:
     """A compile worker of a node. If the node is lost, a worker of another node repeats the job and does later jobs.
 
-    `places`: for each compile worker of the run, the node, and the worker's number on the node. `index`: the index of
-    this worker's place.
+    `places`: for each compile worker of the run, the node, and the worker's number there. `index`: this worker's place.
     """
 
     def __init__(self, index: int, places: Sequence[tuple[Node, int]]) -> None:

@@ -16,6 +16,7 @@ from atune.model.artifact import Artifact, Compared, Lowered
 from atune.model.candidate import Candidate, config_key
 from atune.model.jobs import BuildJob, CompareJob, FindJob
 from atune.model.settings import CompileSettings
+from atune.workers.artifact_store import recall
 from atune.workers.compile_service import NEW_STATE
 from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.local_machine import LocalMachine
@@ -32,8 +33,10 @@ CANDIDATE = Candidate(0, config_key(CONFIG), CONFIG)
 
 
 @asynccontextmanager
-async def run(candidates: int = 100) -> AsyncGenerator[tuple[LocalMachine, LocalCompileWorker]]:
-    machine = LocalMachine(KERNELS, target="sm_90a", devices=(), compile=CompileSettings(workers=1))
+async def run(
+    candidates: int = 100, kernels: FileRef = KERNELS
+) -> AsyncGenerator[tuple[LocalMachine, LocalCompileWorker]]:
+    machine = LocalMachine(kernels, target="sm_90a", devices=(), compile=CompileSettings(workers=1))
     async with machine.open():
         await machine.describe()
         await machine.discover()
@@ -85,6 +88,25 @@ async def test_a_new_state_of_few_candidates_is_compared_while_nvcc_compiles(
     async with run(1) as (machine, worker):
         again = await built(machine, worker)
         assert again is not None and (again.compiler, again.compared, again.why) == ("cicc", True, "")
+
+
+async def test_each_state_of_a_group_of_few_candidates_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The members add in two types, so they use different parts of the headers."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    async with run(2, FileRef(KERNELS.path, "GEMM")) as (machine, worker):
+        group = await lowered_by(
+            worker, *({"block": 64, "swizzle": False, "sums": f"float{bits}"} for bits in (16, 32))
+        )
+        assert len({lowered.use for lowered in group}) == 2 and len({lowered.merge_key for lowered in group}) == 1
+        assert await worker.run(FindJob(group[0])) is None
+        assert [one.compiler for one in artifacts(list(await worker.run(BuildJob(tuple(group)))))] == ["nvcc"] * 2
+        with anyio.fail_after(60):
+            while len(list(tmp_path.glob("atune/states/*.json"))) < 2:
+                await anyio.sleep(0.05)
+        states = [recall(machine.store.tools, lowered.use) for lowered in group]
+        assert [state is not None and state[1] for state in states] == ["", ""]
 
 
 async def test_a_state_that_differs_is_left_to_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

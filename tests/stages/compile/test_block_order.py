@@ -14,7 +14,7 @@ from atune.stages import lowering, tilelang
 from atune.stages.codegen import Blob
 from atune.workload.pickling import FileRef
 
-ORDERS = FileRef(str(Path(__file__).parents[2] / "work_kernels.py"), "ORDERS")
+KERNELS = str(Path(__file__).parents[2] / "work_kernels.py")
 
 
 def facts_of(one: Lowered) -> Lowered:
@@ -31,7 +31,7 @@ def test_another_order_of_blocks_is_not_lowered_again(tmp_path: Path, monkeypatc
         return lowers(*arguments)
 
     monkeypatch.setattr(tilelang, "lower_to_host_device_ir", counted, raising=False)
-    with session_of(ORDERS, tmp_path) as candidates:
+    with session_of(FileRef(KERNELS, "ORDERS"), tmp_path) as candidates:
         in_a_row, alone = list[Lowered](), list[Lowered]()
         for candidate in candidates:
             in_a_row.append(lowering.lower(candidate))
@@ -44,3 +44,10 @@ def test_another_order_of_blocks_is_not_lowered_again(tmp_path: Path, monkeypatc
         candidates
     )
     assert lowered == len(stages) and len(count) - lowered == len(candidates)
+
+
+def test_an_order_in_another_place_is_lowered(tmp_path: Path) -> None:
+    with session_of(FileRef(KERNELS, "PLACES"), tmp_path) as candidates:
+        in_a_row = [lowering.lower(candidate) for candidate in candidates]
+        lowering._last.clear()
+        assert facts_of(in_a_row[1]) == facts_of(lowering.lower(candidates[1]))
