@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from atune.frontends.resume import resume as resume
     from atune.frontends.resume import run_resume as run_resume
     from atune.frontends.compile_all import compile_all as compile_all
+    from atune.frontends.measure import measure as measure
+    from atune.frontends.measure import measure_many as measure_many
     from atune.frontends.pick import pick as pick
     from atune.frontends.problems import Problems as Problems
     from atune.frontends.tune_set import run_set as run_set
@@ -65,6 +67,7 @@ _HOME = {
     "atune.frontends.tuner": ("Tuner", "run", "tune"),
     "atune.frontends.resume": ("resume", "run_resume"),
     "atune.frontends.compile_all": ("compile_all",),
+    "atune.frontends.measure": ("measure", "measure_many"),
     "atune.frontends.pick": ("pick",),
     "atune.frontends.problems": ("Problems",),
     "atune.frontends.tune_set": ("run_set", "tune_set"),

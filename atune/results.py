@@ -1,5 +1,6 @@
 """The classes of a result, `merge`, which merges several journals into one result, and `save_bundle`."""
 
+from atune.frontends.measure import Evaluation, MeasureResult
 from atune.frontends.save_bundle import save_bundle
 from atune.journal.merge import merge
 from atune.journal.result import Record, Result
@@ -7,7 +8,9 @@ from atune.model.artifact import Failure
 from atune.model.measurement import Measurement, Timing
 
 __all__ = [
+    "Evaluation",
     "Failure",
+    "MeasureResult",
     "Measurement",
     "Record",
     "Result",

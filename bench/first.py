@@ -1,7 +1,7 @@
 """Seconds of whole processes until they have an answer, under tilelang's own tuner and under atune in turn.
 
     python bench/first.py --time-limit 560 --out bench/results/first
-    python bench/first.py --target c --rows drop-in-1,one,set --rounds 1
+    python bench/first.py --target c --rows drop-in-1,one,set --variants tilelang,known --rounds 1
     git worktree add ../before COMMIT && python bench/first.py --other ../before --rows all,fifteen,second
 
 Each run is a new process, and in each round the variants of a row take turns. `known` and `unknown` are atune with a
@@ -197,6 +197,7 @@ def rows(target: str) -> dict[str, dict[str, Variant]]:
     if cuda:
         table["attention"] = library([programs.ATTENTION])
         table["roller20"] = both(tune(workload="examples/gemm_roller.py:WORKLOAD"))
+        table["uneven"] = both(tune(workload="examples/layout_broadcast.py:UNEVEN"))
         table["second"] = both(written(programs.SECOND))
     else:
         failing = tune("--strategy", "exhaustive", "--budget", "50%", workload=f"{ROOT}/bench/failing.py:WORKLOAD")
@@ -215,6 +216,11 @@ def rows(target: str) -> dict[str, dict[str, Variant]]:
     looked = {"atune runs": lambda _: [*ATUNE, "runs"], "look-up": written(programs.LOOK_UP)}
     table["store"] = {name: Variant(command, filled) for name, command in looked.items()}
     return table
+
+
+def kept(row: dict[str, Variant], variants: str) -> dict[str, Variant]:
+    """Return the variants of a row that are named in `variants`, which is separated by commas; all if it is empty."""
+    return {name: variant for name, variant in row.items() if not variants or name in variants.split(",")}
 
 
 def beside(row: dict[str, Variant]) -> dict[str, Variant]:
@@ -299,11 +305,12 @@ class Session:
 def main() -> None:
     given = options(
         "Seconds until an answer, under tilelang's own tuner and under atune.", 86400.0, target="cuda", rows="",
-        rounds=2, time_limit=86400.0, other="",
+        variants="", rounds=2, time_limit=86400.0, other="",
     )  # fmt: skip
     if given.other and not Path(given.other, "atune").is_dir():
         raise SystemExit("--other must be the folder of another checkout, such as ../before")
-    every = {name: beside(row) if given.other else row for name, row in rows(given.target).items()}
+    chosen = {name: kept(row, given.variants) for name, row in rows(given.target).items()}
+    every = {name: beside(row) if given.other else row for name, row in chosen.items()}
     asked = [name for name in given.rows.split(",") if name] or list(every)
     if unknown := [name for name in asked if name not in every]:
         raise SystemExit(f"--rows: {unknown[0]!r} is unknown: choose from {', '.join(every)}")
@@ -318,7 +325,7 @@ def main() -> None:
             print(f"--time-limit: {given.time_limit:g} s are over; repeat the command for the rest", file=sys.stderr)
     table = [["row", "variant", "median, s", "all", "ratio", "same winner", "parts, s"]]
     for name, rounds in session.results["rows"].items():
-        order = [variant for variant in every[name] if any(variant in taken for taken in rounds)]
+        order = [*dict.fromkeys(variant for taken in rounds for variant in taken)]
         table += [line_of(name, variant, order, rounds) for variant in order]
     if given.out is not None:
         head, *lines = (f"| {' | '.join(line)} |" for line in table)

@@ -23,7 +23,7 @@ def run_once(payload: bytes) -> bytes:
     from atune.stages import benchmark
 
     artifact = msgspec.msgpack.decode(payload, type=Artifact)
-    arguments = benchmark._fit_arguments(artifact.params, Roles(outputs=(1,)))
+    arguments = benchmark.fit_arguments(artifact.params, Roles(outputs=(1,)))
     arguments.fill_outputs(0xFF)
     benchmark.load(artifact)(*arguments.values)
     benchmark.device.timer.synchronise()

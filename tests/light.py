@@ -20,7 +20,7 @@ NEEDS_TILELANG = (
     "test_untested_tilelang", "test_warm_servers", "test_work", "test_workload", "test_outputs", "test_pick",
     "test_changed_values", "test_elsewhere", "test_evidence", "test_merging", "test_native_arguments", "test_packages",
     "test_sending", "test_written_values", "test_values", "test_002_guide", "test_002_guide_reference",
-    "test_003_cutile",
+    "test_003_cutile", "test_attacks", "test_measure",
 )  # fmt: skip
 """Folders and modules in which at least one test loads a kernel, here or in a worker."""
 

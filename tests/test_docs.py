@@ -68,6 +68,8 @@ EXAMPLES = {
     "debug.py": "the reference's: True",
     "dynamic.py": r"True\n",
     "logs.py": "run_finished",
+    "task.py": "",
+    "faster.py": "",
     "ranks.py": r"(?=.*rank 0: (\w{64})).*rank 1: \1",
 }
 """The files of the pages, and what each prints."""

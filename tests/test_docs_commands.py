@@ -261,7 +261,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_files(folder)
     for name in ("examples", "bench"):
         (folder / name).symlink_to(ROOT / name)
-    for name, text in {"gemm.py": GEMM, "kernels.py": GEMM, "broken.py": BROKEN, "misses.jsonl": PROBLEMS}.items():
+    texts = {"broken.py": BROKEN, "misses.jsonl": PROBLEMS}
+    for name, text in {**dict.fromkeys(("gemm.py", "kernels.py", "candidate.py"), GEMM), **texts}.items():
         (folder / name).write_text(text)
     (folder / "shapes.json").write_text(f"[{','.join(PROBLEMS.splitlines())}]")
     (folder / "not_run").write_text("".join("\x1f".join(one.split()) + "\n" for one in NOT_RUN))

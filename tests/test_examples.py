@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,16 @@ def test_decorated_cpu_runs_as_a_script(tmp_path: Path) -> None:
     output = printed_by([script], tmp_path, {**environment(), "TMPDIR": str(tmp_path)})[script]
     said = [line for line in output.splitlines() if "candidates" in line]
     assert len(said) == 2 and all("block_M" in line for line in said) and "Traceback" not in output, output
+
+
+def test_a_loop_of_judged_proposals_keeps_a_faster_kernel(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "measure_loop.py")
+    command, env = [sys.executable, script], {**environment(), "TMPDIR": str(tmp_path)}
+    output = subprocess.run(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True, timeout=170).stdout
+    latencies = [float(ms) for ms in re.findall(r"^0 passed ([\d.]+) ms", output, re.MULTILINE)]
+    assert len(re.findall("^[01] wrong None", output, re.MULTILINE)) == 2, output
+    assert len(latencies) == 4 and min(latencies) < latencies[0], output
+    assert "TILE_M, TILE_N, TILE_K = 4, 4, 4" not in output and output.count("def gemm_cpu") == 1, output
 
 
 @pytest.mark.anyio

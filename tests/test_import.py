@@ -15,8 +15,8 @@ import atune
 ROOT = Path(atune.__file__).parents[1]
 NAMES = (
     "BenchmarkSettings", "CompileSettings", "NoWinner", "Space", "TuneResult", "Tuner", "Workload", "autotune",
-    "Problems", "clear_cache", "compile_all", "pick", "replay", "resume", "run", "run_resume", "run_set", "shutdown",
-    "tune", "tune_set", "tunings", "warm",
+    "Problems", "clear_cache", "compile_all", "measure", "measure_many", "pick", "replay", "resume", "run",
+    "run_resume", "run_set", "shutdown", "tune", "tune_set", "tunings", "warm",
 )  # fmt: skip
 MODULES = ("bundle", "errors", "events", "layout", "results")
 IMPORT = """

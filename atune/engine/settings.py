@@ -66,6 +66,8 @@ class EngineSettings:
     """Function that finds configurations to try first, if the space has them; None for a run without advice."""
     recall: Recall | None = None
     journal: str = ""
+    looks: int = 10
+    """Largest number of times that the final examines the order, each after a set of rounds."""
     cached: bool = True
     """Whether the result cache may use this run."""
 

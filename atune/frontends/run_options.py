@@ -17,6 +17,7 @@ from atune.workload.workload_options import WorkloadOptions
 if TYPE_CHECKING:
     from atune.engine.interfaces import Machine
     from atune.engine.strategy import Strategy
+    from atune.frontends.problems import Given, Problems
     from atune.frontends.warm_start import Warm
     from atune.journal.events import Event
     from atune.reporting.log import Log
@@ -180,6 +181,28 @@ class SetOptions(TuneOptions, total=False):
         "A folder for the journals, one journal for each problem. A missing folder is created. If the folder holds a "
         "set, the set is continued: nothing is measured twice, and new problems are added.",
         check=path, unset="a new folder in the cache folder",
+    )]
+    # fmt: on
+
+
+class MeasureOptions(TypedDict, total=False):
+    """Options of `measure` and `measure_many`."""
+
+    # fmt: off
+    problems: Annotated["Problems | Given | str | os.PathLike[str] | None", option(
+        "The problems to judge on: `Problems`, a list of dictionaries, or a file.",
+        flag="--problems", metavar="FILE", unset="the task's own",
+    )]
+    allow: Annotated[Sequence[str], option(
+        "Names of external functions that candidates may call. ``source`` allows source text in a kernel.",
+        default=(), flag="--allow", metavar="NAME", repeat=True, unset="none",
+    )]
+    target: Annotated[str, described(EngineOptions, "target")]
+    devices: Annotated[str | Sequence[str | int], described(EngineOptions, "devices")]
+    compile: Annotated[CompileSettings | None, described(EngineOptions, "compile")]
+    benchmark: Annotated[BenchmarkSettings | None, described(EngineOptions, "benchmark")]
+    journal: Annotated[str | os.PathLike[str] | None, option(
+        "A folder for the journals.", check=path, flag="--journal", metavar="DIR", unset="in the cache folder",
     )]
     # fmt: on
 

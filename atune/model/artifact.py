@@ -13,7 +13,7 @@ from atune.model.ranges import Extent, PathText, Quantity, Whole, Word
 
 FailureKind = Literal[
     "lower", "codegen", "compile", "crash", "timeout", "hopeless", "load", "launch", "fault", "out_of_memory",
-    "out_of_bounds", "mismatch", "non_finite", "unwritten", "worker_lost", "suspect",
+    "out_of_bounds", "mismatch", "non_finite", "unwritten", "worker_lost", "suspect", "refused",
 ]  # fmt: skip
 """Why a candidate failed.
 
@@ -24,7 +24,8 @@ raised. out_of_memory: the device had no memory left. fault: the device reported
 unusable. out_of_bounds: the kernel wrote before or after a parameter, or changed data that the check uses. mismatch /
 non_finite / unwritten: outputs differ from the reference, hold NaN or infinity, or were not written. worker_lost: the
 candidate's process was killed from outside, twice. suspect: the whole program died twice while it measured the
-candidate, so the candidate is not tried again."""
+candidate, so the candidate is not tried again. refused: the kernel of a stranger may
+bring code that tilelang did not generate, or has other parameters than the task's."""
 _WORDS = {
     "lower": "failed to lower",
     "codegen": "failed to generate code",
@@ -42,6 +43,7 @@ _WORDS = {
     "unwritten": "left outputs unwritten",
     "worker_lost": "lost the process",
     "suspect": "may have ended the program",
+    "refused": "was refused",
 }
 
 RAN = frozenset({"mismatch", "non_finite", "unwritten", "out_of_bounds", "launch", "fault"})

@@ -20,6 +20,8 @@ PASS_CONFIGS = "pass_configs"
 """Reserved config key: the candidate's TileLang pass configuration, which the kernel does not get. It may be None."""
 COMPILE_FLAGS = "compile_flags"
 """Reserved config key: the candidate's compiler flags, which replace `CompileSettings.flags`."""
+FOREIGN = "$kernel"
+"""Config key, between processes only, of the elaborated kernel of a stranger."""
 BASELINE = -1
 """Index of the default configuration if the space does not have it. The default is then measured as a baseline, but
 counts neither as a candidate of the space nor towards a budget."""

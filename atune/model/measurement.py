@@ -18,6 +18,8 @@ from atune.model.artifact import BlockWork, StaticFacts
 from atune.model.device import DeviceInfo, Peaks
 from atune.model.ranges import Index, Latency, Quantity, Whole
 
+IN_FINAL = " (in a timed call)"
+"""Ending of the message of a failure in a final for strangers' kernels."""
 DISTURBS = "may disturb the timings"
 """A phrase in every warning about another program that uses a device."""
 CLOSE = 0.005

@@ -197,6 +197,16 @@ class KernelArguments:
                 masks[i] = mask
         return masks
 
+    def take(self, other: KernelArguments) -> bool:
+        """Take over the inputs of `other`, and return whether any differ. Raises `WorkloadError` if shapes differ."""
+        differ, self._pristine = False, other._pristine
+        for i in self._pristine:
+            if self._memory[i].shape != other._memory[i].shape:
+                raise WorkloadError(f"Workload {self._work.name}: inputs must have the same shapes in each call")
+            differ |= not same_bits(self._memory[i], other._memory[i])
+            self._memory[i].copy_(other._memory[i])
+        return differ
+
     def fill_outputs(self, byte: int) -> None:
         """Set every byte of the outputs to `byte`, except that outputs named by `zero` are set to zero."""
         import torch

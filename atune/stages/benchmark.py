@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import random
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -70,7 +73,7 @@ def rest() -> None:
     device.prepared, device.copies_on_host = (), False
 
 
-def _recorded(answer: Answer) -> Answer:
+def recorded(answer: Answer) -> Answer:
     for observer in device.observers:
         answer = observer.record(answer)
     return answer
@@ -93,7 +96,7 @@ def prepare(job: PrepareJob) -> Prepared:
     lack: Failure | None = None
     try:
         with workload().placed():
-            _fit_arguments(job.params, job.roles, anew=True)
+            fit_arguments(job.params, job.roles, anew=True)
     except Exception as error:
         if kind_of(error) != "out_of_memory":
             raise
@@ -101,14 +104,14 @@ def prepare(job: PrepareJob) -> Prepared:
     if lack is not None:  # outside the handler, because the error's frames hold the tensors
         if _moves_copies_to_host():
             return prepare(job)
-        lack = _recorded(lack)
+        lack = recorded(lack)
         message = (
             f"Workload {workload().name}: {session().device} has too little memory for the inputs and the reference: "
             f"make the problem smaller, or free memory there ({lack.message})"
         )
         raise ShortOf(f"device memory: {message}; {lack.doubt}") if lack.doubt else WorkloadError(message)
     device.prepared, reference = job.params, None
-    if job.timed and (timed := _timed_reference()) is not None:
+    if job.timed and (timed := timed_reference()) is not None:
         settings = session().benchmark
         name = f"Workload {workload().name}: {user_name(workload(), 'the reference')}"
         reference = _timing(ask(name, lambda: _samples(timed, settings, None)), timed)
@@ -117,7 +120,7 @@ def prepare(job: PrepareJob) -> Prepared:
 
 def measure(job: MeasureJob) -> Measurement | Failure:
     """Check and time a candidate."""
-    return _recorded(_measured(job))
+    return recorded(_measured(job))
 
 
 def _measured(job: MeasureJob) -> Measurement | Failure:
@@ -125,7 +128,7 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
     started = time.perf_counter()
     result: Measurement | Failure
     try:
-        _fit_arguments(artifact.params, fitting(artifact.roles, job.roles), anew=not session().benchmark.cache_inputs)
+        fit_arguments(artifact.params, fitting(artifact.roles, job.roles), anew=not session().benchmark.cache_inputs)
         function = load(artifact)
     except LoadError as error:
         check_machine(error, message_of(error), but=EXHAUSTIBLE)
@@ -144,7 +147,7 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
             raise  # the workload's check made a mistake
         except BaseException as error:
             check_machine(error, but=EXHAUSTIBLE)
-            result = _failed_call(error, artifact)
+            result = failed_call(error, artifact)
     if isinstance(result, Failure) and result.kind == "out_of_memory":
         if _moves_copies_to_host():
             return _measured(job)
@@ -152,7 +155,7 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
     return result
 
 
-def _failed_call(error: BaseException, artifact: Artifact) -> Failure:
+def failed_call(error: BaseException, artifact: Artifact) -> Failure:
     """Return the failure of a candidate whose call raised. A write out of bounds explains more than the error."""
     kind, message = kind_of(error), in_one_line(error)
     if kind == "launch" and device.arguments is not None:
@@ -169,32 +172,32 @@ def final(job: FinalJob) -> Finals:
     for artifact in job.artifacts:  # candidates may differ in their parameters
         form = artifact.params, fitting(artifact.roles, job.roles)
         if form not in arguments_of:
-            arguments_of[form] = _fit_arguments(*form)
+            arguments_of[form] = fit_arguments(*form)
         arguments = arguments_of[form]
         call = functools.partial(load(artifact), *arguments.values)
         call()
         device.timer.synchronise()
         calls.append(_timed(call, arguments.restorer(arguments.restore_inputs())))
-    if (timed_reference := _timed_reference()) is not None:
-        calls.append(timed_reference)
+    if (of_reference := timed_reference()) is not None:
+        calls.append(of_reference)
     samples = device.timer.interleaved(calls, job.rounds, session().benchmark.n_warmup)
     entries = [FinalEntry(a.index, _timing(s, c)) for a, s, c in zip(job.artifacts, samples, calls, strict=False)]
     failures = []
     for artifact, timed in zip(job.artifacts, calls, strict=False):
         arguments = arguments_of[artifact.params, fitting(artifact.roles, job.roles)]
         if _spoilt(arguments):  # by a candidate, while all were timed
-            _expecting(arguments)
+            expecting(arguments)
         arguments.guards.renew()  # damage after the call below is this candidate's
         arguments.restore_inputs()
         wrong, _ = _called_and_judged(timed, arguments, POISONS[::-1])
         if wrong is not None:
             failures.append(Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}"))
         arguments.restore_inputs()
-    reference = _timing(samples[-1], calls[-1]) if timed_reference is not None else None
-    return _recorded(Finals(tuple(entries), reference, tuple(failures)))
+    reference = _timing(samples[-1], calls[-1]) if of_reference is not None else None
+    return recorded(Finals(tuple(entries), reference, tuple(failures)))
 
 
-def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
+def fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
     """Make the inputs and run the reference, unless the arguments of the previous candidate fit this one."""
 
     def fits(known: KernelArguments) -> bool:
@@ -202,11 +205,11 @@ def _fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool 
 
     if anew or device.arguments is None or not fits(device.arguments):
         device.arguments = None  # frees their memory before new arguments are made
-        device.arguments = _expecting(make_arguments(params, roles))
+        device.arguments = expecting(make_arguments(params, roles))
     return device.arguments
 
 
-def _expecting(arguments: KernelArguments) -> KernelArguments:
+def expecting(arguments: KernelArguments) -> KernelArguments:
     if workload().reference is not None:
         arguments.expected = expected_outputs(workload(), arguments)
     arguments.evidence_before = arguments.evidence()
@@ -220,11 +223,16 @@ def _spoilt(arguments: KernelArguments) -> bool:
 
 def make_arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0) -> KernelArguments:
     """Return arguments for kernels of the workload, on the device of this process."""
-    where = "cpu" if session().device == "cpu" else "cuda"
-    return KernelArguments(workload(), params, roles, where, seed, copies_on_host=device.copies_on_host)
+    where, strict = "cpu" if session().device == "cpu" else "cuda", session().allow is not None
+    on_host = device.copies_on_host or (strict and where == "cuda")  # where a kernel cannot change them
+    if strict:
+        seed = secrets.randbits(62)
+        random.seed(seed)  # a stranger's process was forked with the same generators as this process
+        importlib.import_module("numpy").random.seed(seed % 2**32)
+    return KernelArguments(workload(), params, roles, where, seed, copies_on_host=on_host)
 
 
-def _timed_reference() -> Timed | None:
+def timed_reference() -> Timed | None:
     """Return the call of the reference; None if there is no reference, or if it only judges outputs."""
     work, arguments = workload(), device.arguments
     if work.reference is None or arguments is None or arguments.expected is None:

@@ -14,7 +14,7 @@ import msgspec
 
 from atune.errors import in_one_line
 from atune.model.artifact import Artifact, Elaborated, Failure
-from atune.model.candidate import Candidate
+from atune.model.candidate import FOREIGN, Candidate
 from atune.model.device import DeviceInfo, Target
 from atune.model.jobs import (
     BitsJob,
@@ -29,11 +29,12 @@ from atune.model.jobs import (
     Started,
 )
 from atune.model.settings import CompileSettings
-from atune.stages import benchmark, cicc, lowering, tilelang
+from atune.stages import benchmark, cicc, lowering, strict, tilelang
 from atune.stages.bits import BitsObserver, digests
 from atune.stages.clocks import ClocksObserver
 from atune.stages.codegen import answer, backend_context, by_nvcc
 from atune.stages.facts import foreseen
+from atune.stages.foreign import Refused
 from atune.stages.frontend import elaborated, roles_of
 from atune.stages.gpu import find_devices, holders, kind_of
 from atune.stages.memory import MemoryObserver
@@ -112,7 +113,8 @@ def lower(payload: bytes) -> bytes:
     `SpaceError` if the configuration does not fit the kernel, because a configuration need not come from the space.
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
-    ConfigCheck(workload()).check(job.candidate.config, f"Workload {workload().name}")
+    if FOREIGN not in job.candidate.config:
+        ConfigCheck(workload()).check(job.candidate.config, f"Workload {workload().name}")
     lowered = _guarded(job.candidate, lambda given: cicc.with_use(lowering.lower(given, anew=job.anew)))
     return msgspec.msgpack.encode(lowered)
 
@@ -141,6 +143,8 @@ def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failur
         return work(candidate)
     except BaseException as error:  # nothing interrupts or cancels a worker, so any error is the kernel's
         check_machine(error, but="files")  # any candidate of this process may have opened the files
+        if isinstance(error, Refused):
+            return Failure(candidate.index, "refused", str(error))
         return Failure(candidate.index, "lower", _message(error), detail_of(error))
 
 
@@ -187,4 +191,4 @@ def _answered(do: Callable[[Any], Any], kind: type[Any], payload: bytes) -> byte
 prepare = partial(_answered, benchmark.prepare, PrepareJob)
 measure = partial(_answered, benchmark.measure, MeasureJob)
 bits = partial(_answered, digests, BitsJob)
-final = partial(_answered, benchmark.final, FinalJob)
+final = partial(_answered, lambda job: (benchmark if session().allow is None else strict).final(job), FinalJob)

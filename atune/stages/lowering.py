@@ -19,13 +19,14 @@ from typing import Any
 import msgspec
 
 from atune.model.artifact import Lowered
-from atune.model.candidate import COMPILE_FLAGS, PASS_CONFIGS, Candidate, Config
+from atune.model.candidate import COMPILE_FLAGS, FOREIGN, PASS_CONFIGS, Candidate, Config
 from atune.model.device import Target
 from atune.model.folders import artifacts_folder, store_file
 from atune.model.layouts import Layouts, LoopFacts
 from atune.model.settings import CompileSettings
 from atune.stages import facts, tilelang
 from atune.stages.codegen import Blob, backend_context, context_of, load_ir, printed
+from atune.stages.foreign import admitted
 from atune.stages.frontend import elaborated, frontend_lock, kernel_parameters, roles_of
 from atune.stages.session import session, workload
 from atune.stages.work import work_of
@@ -43,11 +44,15 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
     started, work = time.perf_counter(), workload()
     context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
     how = how_of(candidate.config, session().target, session().compile, work.pass_configs)
-    function = elaborated(work.kernel, work.kernel_arguments, work.as_written(candidate.config), context.target)
+    config = dict(candidate.config)
+    foreign = config.pop(FOREIGN, None)
+    function = elaborated(work.kernel, work.kernel_arguments, work.as_written(config), context.target)
+    roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)
+    if foreign is not None:  # in place of the task's kernel, whose roles its parameters have
+        function = admitted(foreign, function, session().allow or (), on_cpu=how.kind == "c")
     function = function.with_attr("global_symbol", symbol)
     bare = ir_text(function)
     ir_key = ir_key_of(bare, how)
-    roles = roles_of(function, work.out_idx, work.zero, work.restore, work.like_tilelang)
     lowered = None if anew else lowered_before(ir_key)
     if lowered is None:
         configs = tilelang.normalize_pass_configs(dict(how.pass_configs))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -84,8 +84,12 @@ class LocalCompileWorker:
         self._code = CompileProcess(workers, msgspec.structs.replace(session, load=True), name)
         self._builds = CompileProcess(workers, session, f"{name}-builds")
         self._libraries = 0
+        self.prepare: Callable[[Job[Any]], Awaitable[Any]] | None = None
+        """Returns a job to do in place of each job, or a failure; None to do the jobs as they are."""
 
     async def run(self, job: Job[A]) -> A:
+        if self.prepare is not None and isinstance(job := await self.prepare(job), Failure):
+            return cast(A, job)
         return cast(A, await getattr(self, f"_{job.name}")(job))
 
     async def _roles(self, job: RolesJob) -> Roles | Failure:

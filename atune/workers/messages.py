@@ -24,6 +24,7 @@ JOBS = "atune.stages.entry_points:"
 DISCOVER = f"{JOBS}discover"
 OPEN_DEVICE = f"{JOBS}open_device"
 REST_DEVICE = f"{JOBS}rest_device"
+ELABORATE_FOREIGN = "atune.stages.foreign:elaborate"
 NEIGHBOURS = "atune.stages.gpu:neighbours"
 
 SERVICE_LISTEN = "atune.stages.cicc_server:listen"
@@ -42,6 +43,8 @@ class Session(msgspec.Struct, frozen=True):
     device: str = ""
     tools: str = ""
     """The compilers' part of the compiler states; empty if the run does not use cicc."""
+    allow: tuple[str, ...] | None = None
+    """Code that strangers' kernels may bring, by name, in a run that judges them; None in any other run."""
     memory_bytes: int | None = None
     """Bytes of device memory that the process of a device may use; None for no limit."""
 

@@ -178,7 +178,7 @@ def load(ref: WorkloadRef) -> Workload:
         take_state(ref.torch)
     else:
         take_state(ref.torch)  # before the file runs, which may change the settings
-        module = _run_file((ref := chosen(ref)).path)
+        module = run_file((ref := chosen(ref)).path)
         if not hasattr(module, ref.name):
             there = _workloads_of(module)
             hint = f"it has {', '.join(there)}{meant(ref.name, there)}" if there else "it has no workloads"
@@ -206,7 +206,7 @@ def chosen(ref: FileRef) -> FileRef:
     """
     if ref.name:
         return ref
-    there = _workloads_of(_run_file(ref.path))
+    there = _workloads_of(run_file(ref.path))
     if not there:
         raise NoSuchWorkload(f"{ref.path} has no atune.Workload at its top level")
     if len(there) > 1 and PREFERRED not in there:
@@ -266,7 +266,7 @@ class _Kept(io.StringIO):
         return super().write(text)
 
 
-def _run_file(path: str) -> ModuleType:
+def run_file(path: str) -> ModuleType:
     """Run a file as a module of its package, or alone if the file is not in a package. Raises `WorkloadError`."""
     name = f"{ALONE}{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:

@@ -172,7 +172,7 @@ def test_b9_each_argument_tuple_is_tuned_once() -> None:
 
 @pytest.mark.parametrize("step", ["set_profile_args", "run"])
 def test_b10_a_block_around_either_step_gives_its_tensors(step: str) -> None:
-    """`set_autotune_inputs` gives the tensors to tune on; without it, `supply_type` says how they are drawn."""
+    """`set_autotune_inputs` gives the tensors to tune on. Without tensors, `supply_type` says how inputs are drawn."""
     block, A = {step: set_autotune_inputs(torch.ones(64))}, torch.ones(64)
     made = AutoTuner.from_kernel(scaled, [{"block": 16}]).set_compile_args(out_idx=[-1], target="c")
     made.set_kernel_parameters(((64,), {}), {})

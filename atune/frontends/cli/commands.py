@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, TypedDict
 
 from atune.frontends.cli.parsing import SHARED, Parser, name_of
-from atune.frontends.run_options import EngineOptions, RunOptions, TuneOptions
+from atune.frontends.run_options import EngineOptions, MeasureOptions, RunOptions, TuneOptions
 from atune.model.options import SWITCH, Option, option, options_of
 from atune.model.settings import BenchmarkSettings, CompileSettings
 from atune.workers.terminal import Interrupts
@@ -52,7 +52,7 @@ class CommandOptions(TypedDict):
 def run_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     """Carry out the parsed command. Returns the exit status."""
     module, _, function = arguments.command.partition(":")
-    if function in ("tune_command", "pick_command") and not getattr(arguments, "dry_run", False):
+    if function in ("tune_command", "pick_command", "measure_command") and not getattr(arguments, "dry_run", False):
         from atune.workers.server import warm_early  # the other commands start no processes
 
         warm_early()
@@ -132,6 +132,13 @@ def add_commands(parser: Parser) -> None:
     number = _taking("-n", type=int, default=3, metavar="N", help="number of configurations [default: 3]")
     which = "choose for this GPU model, such as H100 or RTX4090 [default: this machine's GPU]"
     add("pick", "preview:pick_command", text, workload, number, _taking("--gpu", metavar="NAME", help=which), sizes)
+    text = "Check and time kernels that nobody trusts; exits with 0 if all pass"
+    which = "a file with a kernel function, or - for names on standard input"
+    files = _taking("candidates", nargs="+", metavar="FILE.py[:NAME]", help=which)
+    task = _taking("--task", required=True, metavar="FILE.py[:NAME]", help=f"the trusted workload: {_WORKLOAD}")
+    told = _of(MeasureOptions, "problems", "allow", "target", "devices", "journal")
+    within_s = _of(BenchmarkSettings, "benchmark_timeout_s")
+    add("measure", "tune:measure_command", text, files, task, told, limit_s, within_s)
     add("doctor", "doctor:doctor_command", "Show what this machine can tune, and what is missing")
 
 

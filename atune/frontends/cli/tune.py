@@ -1,4 +1,4 @@
-"""``atune tune``, for one problem or several: turn options into arguments of `tune`, and its outcome into a status."""
+"""``atune tune`` and ``atune measure``: turn options into arguments, and the outcome into a status."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,10 +19,19 @@ import msgspec
 
 from atune.errors import NoWinner, UsageError
 from atune.frontends.cli.commands import with_flags
-from atune.frontends.cli.main import INTERRUPTED, show_kept, show_set
-from atune.frontends.cli.output import NO_WINNER, error_data, print_err, print_message, print_out, report_error
+from atune.frontends.cli.main import INTERRUPTED, OK, show_kept, show_set
+from atune.frontends.cli.output import (
+    NO_WINNER,
+    error_data,
+    print_err,
+    print_lines,
+    print_message,
+    print_out,
+    report_error,
+)
 from atune.frontends.cli.preview import compile_only_command, dry_run_command
 from atune.frontends.cli.runs import LATEST, find_journal
+from atune.frontends.measure import MeasureResult, measure_many
 from atune.frontends.problems import Problems, parse_sizes
 from atune.frontends.run_options import TuneOptions
 from atune.frontends.tune_set import SetResult, read_set, tune_set
@@ -33,6 +43,7 @@ from atune.journal.state import State
 from atune.model.device import device_names
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log, stream_logger
+from atune.reporting.text import Line
 from atune.workers.result_cache import ResultCache
 from atune.workers.terminal import Interrupts
 from atune.workload.pickling import FileRef, parse_file_ref
@@ -191,3 +202,32 @@ def drive_set(
     if isinstance(ended, BaseException):
         return report_error(ended, debug=arguments.debug, json=arguments.json)
     return show_set(ended, arguments)
+
+
+def measure_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    """Measure the candidates that `arguments` name. Returns 0 only if each passed."""
+    task = parse_file_ref(arguments.task, "atune measure --task")
+    options = {name: getattr(arguments, name) for name in ("problems", "allow", "target", "journal")}
+    options["devices"] = device_names(",".join(arguments.devices) or "all")
+    options["compile"] = CompileSettings(compile_timeout_s=arguments.compile_timeout_s)
+    options["benchmark"] = BenchmarkSettings(benchmark_timeout_s=arguments.benchmark_timeout_s)
+    candidates = [name for each in arguments.candidates for name in (sys.stdin if each == "-" else [each])]
+    call = partial(measure_many, [name.strip() for name in candidates if name.strip()], task, **options)
+    with interrupts.counted():
+        ended = anyio.run(interruptible, call, interrupts, backend="asyncio")
+    if ended is None:
+        print_message("interrupted", kind="")
+        return INTERRUPTED
+    if isinstance(ended, BaseException):
+        return report_error(ended, debug=arguments.debug, json=arguments.json)
+    for result in ended:
+        print_out(msgspec.json.encode(result).decode()) if arguments.json else print_lines([_line(result)])
+    return OK if all(result.status == "passed" for result in ended) else NO_WINNER
+
+
+def _line(result: MeasureResult) -> Line:
+    if result.latency_ms is None or result.speedup is None:
+        return Line(f"{result.candidate}   {result.status}: {result.reason}", "error")
+    low, over, high = result.speedup
+    gain = f"{over:.3f} times as fast as the default ({low:.3f} to {high:.3f})"
+    return Line(f"{result.candidate}   {result.latency_ms[1]:.4g} ms, {gain}")

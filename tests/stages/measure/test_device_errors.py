@@ -86,7 +86,7 @@ def test_an_assertion_and_a_trap_on_the_device_are_named_and_the_good_ones_measu
 
 def measuring(monkeypatch: pytest.MonkeyPatch, fit: Any, device: str, limit: int | None = None) -> None:
     """Make this process a device's, in which `fit` makes the inputs."""
-    monkeypatch.setattr(benchmark, "_fit_arguments", fit)
+    monkeypatch.setattr(benchmark, "fit_arguments", fit)
     monkeypatch.setattr(benchmark, "workload", lambda: atune.Workload(lambda x: None, [{"x": 1}]))
     monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device=device, memory_bytes=limit))
 
@@ -193,7 +193,7 @@ def test_bits_are_compared_in_the_memory_that_there_is(monkeypatch: pytest.Monke
     monkeypatch.setattr(bits, "load", lambda artifact: lambda: None)
     monkeypatch.setattr(bits, "workload", lambda: SimpleNamespace(inputs=None))
     monkeypatch.setattr(benchmark, "workload", lambda: SimpleNamespace(inputs=None))
-    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(benchmark, "session", lambda: SimpleNamespace(device="cpu", allow=None))
     monkeypatch.setattr(benchmark.device, "timer", SimpleNamespace(synchronise=lambda: None), raising=False)
     monkeypatch.setattr(benchmark.device, "copies_on_host", True)
     one, other = (Artifact(n, "a.so", "f", (KernelParam("float32", (4,)),) * n, "c") for n in (1, 2))

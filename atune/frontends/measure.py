@@ -1,0 +1,251 @@
+"""Measure kernels that nobody trusts, by the reference, the inputs and the default configuration of a trusted task."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal, Unpack, cast
+
+import anyio.to_thread
+import msgspec
+
+from atune.errors import NoWinner, UsageError
+from atune.frontends.problems import Problems
+from atune.frontends.run_options import MeasureOptions
+from atune.frontends.tuner import RunPlan, Tuner, named_work
+from atune.journal.events import CandidateMeasured
+from atune.journal.result import Result
+from atune.journal.state import State
+from atune.model.candidate import BASELINE
+from atune.model.folders import make_private_folder
+from atune.model.measurement import IN_FINAL, Timing, fastest_ms, median_interval, ratio_interval
+from atune.model.options import complete, documents, refuse_unknown
+from atune.workers.foreign import ForeignMachine
+from atune.workers.local_machine import LocalMachine, shared_processes
+from atune.workers.result_cache import ResultCache
+from atune.workload.pickling import FileRef
+from atune.workload.workload import Workload
+
+Status = Literal["passed", "wrong", "compile_error", "crashed", "timeout", "out_of_memory", "refused"]
+STATUSES: Mapping[str, Status] = {
+    "mismatch": "wrong", "non_finite": "wrong", "unwritten": "wrong", "out_of_bounds": "wrong", "timeout": "timeout",
+    "lower": "compile_error", "codegen": "compile_error", "compile": "compile_error", "hopeless": "timeout",
+    "out_of_memory": "out_of_memory", "refused": "refused",
+}  # fmt: skip
+"""The status for each kind of failure; ``crashed`` for the others."""
+Interval = tuple[float, float, float]
+"""Low, median and high: a median with its 95 % confidence interval."""
+BATCH = 128
+"""Largest number of candidates in a run."""
+NATIVE = "not isolated: it runs in the process that checks and times it (target c)"
+NO_FINAL = "no final"
+Program = tuple[str, str]
+"""A candidate: its text, and the name of its kernel function or ``""``."""
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """The judgement about a candidate for one problem.
+
+    `kind`, `reason`, `detail`: the failure. `speedup`: over the task's default, by rounds of the interleaved final.
+    `floor_ms`: the least latency that the device's peaks allow. `checked_calls`: timed calls, all of them checked, and
+    `fresh_inputs` whether each had new inputs. `python`, `native`: how its Python and its machine code were isolated.
+    """
+
+    problem: dict[str, Any]
+    status: Status
+    kind: str = ""
+    reason: str = ""
+    detail: str = ""
+    latency_ms: Interval | None = None
+    baseline_ms: Interval | None = None
+    reference_ms: Interval | None = None
+    speedup: Interval | None = None
+    reference_speedup: Interval | None = None
+    floor_ms: float | None = None
+    checked_calls: int = 0
+    fresh_inputs: bool = False
+    python: str = ""
+    native: str = ""
+    device: str = ""
+    journal: str = ""
+
+
+class MeasureResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The judgement about a candidate: the status for the first of `problems` that it does not pass, or ``passed``.
+
+    `digest`: SHA-256 of its text. Latency and speed-ups are geometric means over the problems, as are their bounds.
+    """
+
+    candidate: str
+    digest: str
+    task: str
+    status: Status
+    reason: str
+    problems: tuple[Evaluation, ...]
+    latency_ms: Interval | None = None
+    speedup: Interval | None = None
+    reference_speedup: Interval | None = None
+
+
+@documents(MeasureOptions)
+async def measure(
+    candidate: str | os.PathLike[str], task: Workload | FileRef | str, **options: Unpack[MeasureOptions]
+) -> MeasureResult:
+    """Check and time a kernel that nobody trusts, beside the default configuration of `task`.
+
+    Whatever the candidate does is a status. Raises `UsageError` for mistakes of the caller and of the task.
+
+    Parameters
+    ----------
+    candidate
+        ``"FILE.py"``, ``"FILE.py:NAME"`` or a program's text. Its kernel function gets the problem's arguments.
+    task
+        A `Workload` with a reference, or ``"FILE.py:NAME"``. It is trusted.
+    {options}
+    """
+    return (await measure_many([candidate], task, **options))[0]
+
+
+@documents(MeasureOptions)
+async def measure_many(
+    candidates: Iterable[str | os.PathLike[str]], task: Workload | FileRef | str, **options: Unpack[MeasureOptions]
+) -> list[MeasureResult]:
+    """Measure each of `candidates` like `measure`, and return the results in their order.
+
+    Candidates compile in parallel, and take turns on the devices. Equal texts are measured once.
+
+    Parameters
+    ----------
+    candidates, task
+        As for `measure`.
+    {options}
+    """
+    refuse_unknown("measure", options, [*MeasureOptions.__annotations__])
+    given = complete("measure", options, MeasureOptions)
+    plan = RunPlan.of("measure", {name: given[name] for name in ("target", "devices", "compile", "benchmark")})
+    work, name = named_work(task)
+    problems = [None] if given["problems"] is None else [each.arguments for each in Problems(given["problems"])]
+    programs = [(os.fspath(each), _program(os.fspath(each))) for each in candidates]
+    judged: dict[Program, list[Evaluation]] = {program: [] for _, program in programs}
+    folder = Path(given["journal"] or ResultCache().new_path(name).with_suffix(""))
+    await anyio.to_thread.run_sync(make_private_folder, str(folder), abandon_on_cancel=True)
+    async with shared_processes() if len(judged) * len(problems) > 1 else nullcontext() as shared:
+        plan = replace(plan, journal=folder, shared=shared, log=False, progress=False)
+        for arguments in problems:
+            described = await _described(work, plan, arguments)
+            run = partial(_run, described, plan, given["allow"])
+            left = [program for program, before in judged.items() if all(one.status == "passed" for one in before)]
+            size = 1 if described.discovery.target.kind == "c" else BATCH  # native code could harm other candidates
+            for batch in (left[start : start + size] for start in range(0, len(left), size)):
+                for program, one in zip(batch, await run(batch), strict=True):
+                    apart = one.kind == NO_FINAL and len(batch) > 1  # apart, a candidate only ends its own final
+                    judged[program] += await run([program]) if apart else [one]
+    assert described.spec is not None, "it was described"
+    return [_result(text, program, described.spec.name, judged[program]) for text, program in programs]
+
+
+def _program(given: str) -> Program:
+    """Return the program that `given` names or contains. Raises `UsageError` if the file cannot be read."""
+    file, _, name = given.rpartition(":")
+    file, name = (file, name) if file and name.isidentifier() else (given, "")
+    try:
+        return (given, "") if "\n" in given else (Path(file).read_text(errors="replace"), name)
+    except OSError as error:
+        raise UsageError(f"candidate {given}: {error.strerror}: give FILE.py or FILE.py:NAME") from error
+
+
+def _digest(program: Program) -> str:
+    return hashlib.sha256(program[0].encode(errors="replace")).hexdigest()
+
+
+async def _described(work: Any, plan: RunPlan, arguments: Mapping[str, Any] | None) -> LocalMachine:
+    """Return a machine that knows the devices, and the task with its default as the baseline. Raises `UsageError`."""
+    if arguments is not None:
+        whole = isinstance(work, Workload)
+        work = work.at(arguments) if whole else msgspec.structs.replace(work, arguments=dict(arguments))
+    machine: Any = await anyio.to_thread.run_sync(plan.machine_for, work, abandon_on_cancel=True)
+    async with machine.open():
+        await machine.discover()
+        spec = await machine.describe()
+    if spec.default_config is None:
+        raise UsageError(f"the task {spec.name} has no default, which is the baseline: {spec.no_default}")
+    own = {"default": BASELINE, "baseline": spec.default_config, "refused": "", "remarks": (), "layout_axes": ()}
+    machine.spec = msgspec.structs.replace(spec, points=None, **own)
+    return cast(LocalMachine, machine)
+
+
+async def _run(
+    described: LocalMachine, plan: RunPlan, allow: Sequence[str], programs: Sequence[Program]
+) -> list[Evaluation]:
+    """Measure `programs` for one problem, in one run of the engine. Raises `UsageError` if the task does not work."""
+    assert described.spec is not None and plan.journal is not None, "both are known"
+    configs = tuple({"candidate": number, "digest": _digest(each)[:12]} for number, each in enumerate(programs))
+    spec, compile = msgspec.structs.replace(described.spec, configs=configs), plan.settings.compile
+    benchmark = msgspec.structs.replace(plan.settings.benchmark, n_final=len(programs) + 1, check=True, l2="cold")
+    where = {"target": plan.target, "devices": plan.devices, "shared": plan.shared}
+    machine = ForeignMachine(
+        described.workload, programs=programs, allow=allow, spec=spec, compile=compile, benchmark=benchmark, **where
+    )
+    journal = next(path for n in count() if not (path := plan.journal / f"{n:04}.jsonl").exists())
+    once: dict[str, Any] = {"strategy": "exhaustive", "prior": False, "looks": 1, "cached": False, "recall": None}
+    plan = replace(plan, machine=machine, journal=journal).with_settings(benchmark=benchmark, **once)
+    async with Tuner.planned(None, plan) as tuner:
+        try:
+            result: Result = await tuner.result()
+        except NoWinner as error:
+            result = error.result
+    assert tuner.state is not None, "the run has begun"
+    if result.default is None or (result.default.kind and not result.default.message.endswith(IN_FINAL)):
+        raise UsageError(f"the task {spec.name} does not work: {result.no_default}")
+    native = NATIVE if machine.discovery.target.kind == "c" else "only on the device"
+    say = partial(Evaluation, problem=spec.arguments, python=machine.isolation, native=native, journal=str(journal))
+    return [_evaluation(index, result, tuner.state, say) for index in range(len(programs))]
+
+
+def _evaluation(index: int, result: Result, state: State, say: partial[Evaluation]) -> Evaluation:
+    """Return the judgement about a candidate of a run, made by `say`. Raises `UsageError` if nothing was checked."""
+    record, default, outcome = result.records[index], result.default, state.outcome(index)
+    if not isinstance(outcome, CandidateMeasured) or default is None or record.timing is None:
+        kind = record.kind or "lower"  # without a kind, the device lacks shared memory for it
+        return say(status=STATUSES.get(kind, "crashed"), kind=kind, reason=record.message, detail=record.detail)
+    if not outcome.checked:
+        raise UsageError(f"the task {result.header.workload} has no reference: give reference=, or check=")
+    lost = "each call checked" not in record.timing.method and record.credited != default.credited
+    if lost or default.timing is None:  # also if the default failed beside it
+        return say(status="crashed", kind=NO_FINAL, reason=default.message or next(iter(state.warnings), NO_FINAL))
+    own, base, reference = record.timing, default.timing, None if state.final is None else state.final.reference
+    device = next(device for device in result.devices if device.id == record.device)
+    floor = fastest_ms(device, result.header.flops, result.header.bytes)
+    say = partial(say, floor_ms=floor, device=device.name, checked_calls=own.n_samples)
+    if floor is not None and own.latency_ms < floor:
+        why = f"{own.latency_ms:.4g} ms is less than the device's peaks allow for the task's work ({floor:.4g} ms)"
+        return say(status="refused", kind="refused", reason=why)
+    versus = {} if reference is None else {"reference_ms": _in_ms(reference)}
+    versus |= {} if reference is None else {"reference_speedup": ratio_interval(reference, own)}
+    times = {"latency_ms": _in_ms(own), "baseline_ms": _in_ms(base), "speedup": ratio_interval(base, own)}
+    return say(status="passed", fresh_inputs="new inputs" in own.method, **times, **versus)
+
+
+def _in_ms(timing: Timing) -> Interval:
+    low, median, high = median_interval(timing.samples_us)
+    return low / 1e3, median / 1e3, high / 1e3
+
+
+def _result(given: str, program: Program, task: str, evaluations: Sequence[Evaluation]) -> MeasureResult:
+    last, means = evaluations[-1], dict[str, Any]()
+    for name in ("latency_ms", "speedup", "reference_speedup"):
+        if all(known := [getattr(each, name) for each in evaluations]):
+            means[name] = tuple(map(statistics.geometric_mean, zip(*known, strict=True)))
+    about: dict[str, Any] = {
+        "candidate": "<text>" if "\n" in given else given,
+        "digest": _digest(program),
+        "task": task,
+    }
+    return MeasureResult(status=last.status, reason=last.reason, problems=tuple(evaluations), **about, **means)

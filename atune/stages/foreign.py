@@ -1,0 +1,176 @@
+"""Kernels of strangers: elaborate them in a sandbox, and admit the result, which is data, into a trusted process.
+
+A stranger's Python runs in `elaborate` and nowhere else. Only the elaborated kernel leaves the sandbox, as TVM's JSON.
+`admitted` reads it, and refuses whatever could bring code that tilelang did not generate.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import re
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import msgspec
+
+from atune.errors import AtuneError, in_one_line
+from atune.model.candidate import with_tuples
+from atune.model.device import Target
+from atune.model.folders import TILELANG_FOLDER
+from atune.stages import sandbox, tilelang
+from atune.stages.codegen import context_of, load_ir
+from atune.stages.frontend import elaborated, kernel_parameters
+from atune.workload.fingerprint import function_of
+from atune.workload.pickling import run_file
+from atune.workload.source_locations import detail_of
+
+CALLS = re.compile(r"extern|packed|call_|backend|tvm_struct|static_handle|anylist|profile|param|^(?!tl\.|tirx\.)", re.I)
+"""Operators that call code that tilelang did not generate, by a part of their names."""
+OWN = frozenset({"DP4A"})
+"""External functions that tilelang's own frontend calls."""
+NODES = re.compile(
+    r"None|ffi\.(String|Array|Map|Int|Float|Bool)|(tirx|tl)\.\w+|relax\.(\w+StructInfo|expr\.ShapeExpr)"
+    r"|ir\.(Span|SourceName|IntImm|FloatImm|PrimType|PointerType|TupleType|DictAttrs|Op|Range)"
+)
+"""Types of the nodes of a kernel."""
+TEXT = re.compile(r"[\w.:<>,* /$\[\]-]{0,200}", re.ASCII)
+"""Texts in a kernel. Generators print names and texts as they are, so none may form a statement."""
+HOST = ("SBlock", "SBlockRealize", "SeqStmt", "Bind", "IfThenElse")
+"""Statements that may stand outside of the launches."""
+
+
+class Refused(AtuneError):
+    """A stranger's kernel may bring code of its own, or has other parameters than the task's."""
+
+
+def elaborate(payload: bytes) -> bytes:
+    """Entry point: msgpack of (text, kernel's name or ``""``, task's name, arguments, target, own folder) → JSON.
+
+    The answer is the reason that the code could not be isolated, a line feed, and the kernel, or ``-`` and (message,
+    detail). Raises `Crashed` if the stranger's code ends its process.
+    """
+    kind = tuple[str, str, str, dict[str, Any], Target, str]
+    text, name, task, arguments, target, folder = msgspec.msgpack.decode(payload, type=kind)
+    all_runs = os.path.dirname(os.path.dirname(folder))  # hidden, because it has sockets of other processes
+    why, folder = sandbox.isolate(folder, all_runs)
+    tempfile.tempdir = os.environ["TMPDIR"] = os.environ[TILELANG_FOLDER] = folder
+    file = os.path.join(folder, "candidate.py")
+    Path(file).write_text(text)
+    return f"{why}\n".encode() + sandbox.answer_of(lambda: _elaborated(file, name, task, arguments, target))
+
+
+def _elaborated(file: str, name: str, task: str, arguments: dict[str, Any], target: Target) -> bytes:
+    try:
+        names = vars(run_file(file))
+        own = [n for n, v in names.items() if isinstance(f := function_of(v), FunctionType) and f.__globals__ is names]
+        chosen = name or (own[0] if len(own) == 1 else task)
+        if chosen not in names:
+            raise LookupError(f"the program has no kernel function {chosen!r}, but {', '.join(own) or 'none'}")
+        function = elaborated(names[chosen], with_tuples(arguments), {}, context_of(target, None).target)
+        return str(tilelang.tvm.ir.save_json(function)).encode()
+    except BaseException as error:
+        return b"-" + msgspec.json.encode((in_one_line(error), detail_of(error)))
+
+
+def admitted(text: bytes, own: Any, allow: Collection[str], *, on_cpu: bool) -> Any:
+    """Return the stranger's kernel `text` as a PrimFunc, in a trusted process. Raises `Refused`.
+
+    `own`: the task's kernel, whose parameters it must have. `allow`: names of external functions; ``source`` also
+    allows texts that could be code.
+    """
+    graph = msgspec.json.decode(text)
+    _check_graph(graph["nodes"], allow)
+    graph["root_index"] = len(graph["nodes"]) - 1
+    function = load_ir(msgspec.json.encode(graph).decode())
+    if not isinstance(function, tilelang.tvm.tirx.PrimFunc):
+        raise Refused("its kernel is not a PrimFunc")
+    pairs = zip_longest(kernel_parameters(function), kernel_parameters(own))
+    if (wrong := next(((i, *pair) for i, pair in enumerate(pairs) if pair[0] != pair[1]), None)) is not None:
+        raise Refused("parameter {} is {}, but must be {} as in the task".format(*wrong))
+    if not on_cpu and (outside := _outside(function.body)):  # on the CPU, all code runs on the host
+        raise Refused(f"a {outside[0]} outside of T.Kernel would run on the host")
+    return function
+
+
+def _check_graph(nodes: list[dict[str, Any]], allow: Collection[str]) -> None:
+    """Check the nodes of a kernel's JSON before TVM, which trusts it, reads it. Remove the names of source files."""
+    for place, node in enumerate(nodes):
+        kind, data = node["type"], node.get("data", "")
+        if not NODES.fullmatch(kind) or not _well_formed(nodes, place):
+            raise Refused(f"its node {place} is not a valid {kind[:80]!r}")
+        if kind == "ir.SourceName":
+            node["data"] = ""
+        elif kind == "tirx.Call" and CALLS.search(name := str(nodes[data["op"]].get("data"))):
+            for argument in (nodes[i] for i in reversed(nodes[data["args"]]["data"])):
+                name = str(nodes[argument["data"]["value"]]["data"]) if argument["type"] == "tirx.StringImm" else name
+            if name not in {*OWN, *allow}:
+                raise Refused(f"it calls {name[:80]!r}, which is not tilelang's. The judge can allow it by name")
+        for text in re.findall(r'"((?:[^"\\]|\\.)*)"', msgspec.json.encode(node).decode()):
+            if not TEXT.fullmatch(text) and "source" not in allow:
+                raise Refused(f"it holds the text {text[:80]!r}, which could be code. The judge can allow source")
+
+
+@functools.cache
+def _type(name: str) -> tuple[set[str], dict[str, Any]]:
+    """Return the names of a type of TVM and its ancestors, and the schema of each field."""
+    assert tilelang.tvm is not None, "it registers the types"
+    names, fields = set[str](), dict[str, Any]()
+    info = importlib.import_module("tvm_ffi.core")._lookup_or_register_type_info_from_type_key(name)
+    while info is not None:
+        names.add(info.type_key)
+        fields |= {field.name: msgspec.json.decode(field.metadata["type_schema"]) for field in info.fields}
+        info = info.parent_type_info
+    return names, fields
+
+
+def _well_formed(nodes: Sequence[Mapping[str, Any]], place: int) -> bool:
+    """Tell whether a node refers only to nodes before it, and has fields and values as its type has them."""
+    kind, data = nodes[place]["type"], nodes[place].get("data", ())
+    if kind in ("ffi.Array", "ffi.Map"):
+        return all(_fits(nodes, i, place, {"type": "Any"}) for i in data)
+    if not isinstance(data, dict):
+        return True
+    fields = _type(kind)[1]
+    plain = ("int", "float", "bool", "DataType")
+    return all(
+        name in fields and (fields[name]["type"] in plain or _fits(nodes, value, place, fields[name]))
+        for name, value in data.items()
+    )
+
+
+def _fits(nodes: Sequence[Mapping[str, Any]], index: Any, place: int, schema: Mapping[str, Any]) -> bool:
+    """Tell whether the node `index` is before `place` and has the type `schema`. Apart from texts, it may be None."""
+    if type(index) is not int or not 0 <= index < place:
+        return False
+    kind, data, want, parts = nodes[index]["type"], nodes[index].get("data"), schema["type"], schema.get("args", ())
+    if want in ("Any", "ffi.Object") or (kind == "None" and want != "ffi.String"):
+        return True
+    if want in ("Optional", "Union", "Variant"):
+        return any(_fits(nodes, index, place, part) for part in parts)
+    if want in ("ffi.Array", "ffi.Map"):
+        step = len(parts) or 1
+        return kind == want and all(
+            _fits(nodes, i, index, parts[n % step] if parts else {"type": "Any"}) for n, i in enumerate(data or ())
+        )
+    return want in _type(kind)[0]
+
+
+def _outside(root: Any) -> list[str]:
+    """Return the kinds of memory accesses, calls and others outside of the launches, which the host does."""
+    kinds = list[str]()
+
+    def look(node: Any) -> bool:
+        kind, bound = type(node).__name__, getattr(node, "thread_binding", None)
+        if bound is not None and str(bound.thread_tag).startswith(("blockIdx.", "threadIdx.")):
+            return False
+        kinds.extend([kind] if kind in ("BufferLoad", "Call") or not (kind in HOST or hasattr(node, "dtype")) else [])
+        return True
+
+    tilelang.tvm.tirx.stmt_functor.pre_order_visit(root, look)
+    return kinds
