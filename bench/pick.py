@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from common import journal, options, report
-from prior import REFS, mean, recorded
+from prior import REFS, TEN, mean, recorded
 
 import atune
 from atune.model.candidate import config_key
@@ -31,7 +31,7 @@ def shares(pick: Any, latencies: dict[str, float | None]) -> list[float]:
 
 def main() -> None:
     arguments = options(__doc__ or "", 200, spaces="", gpu="")
-    chosen = arguments.spaces or (",".join(REFS) if arguments.gpu else QUICK)
+    chosen = arguments.spaces or (",".join(TEN) if arguments.gpu else QUICK)
     rows, results = [HEAD], list[dict[str, Any]]()
     for name in filter(None, map(str.strip, chosen.split(","))):
         began = time.perf_counter()

@@ -66,7 +66,7 @@ class Recording:
 def read_recording(path: str | Path) -> Recording:
     """Read the journal at `path`, compressed or not. Raises `JournalError`, and `UsageError` if nothing was measured.
 
-    A file of facts next to the journal overrides its facts, because old journals lack some of them.
+    A file of facts next to the journal overrides its facts, because journals may lack some of them.
     """
     with journal_in(Path(path)) as journal:
         recording = recording_of(JournalReader(journal), str(path))
@@ -78,7 +78,7 @@ def read_recording(path: str | Path) -> Recording:
             facts = msgspec.json.decode(packed.read(), type=dict[int, StaticFacts])
     except (OSError, EOFError, lzma.LZMAError, msgspec.MsgspecError) as error:
         raise UsageError(f"{file}, next to the journal, cannot be read: {error}") from error
-    return replace(recording, facts={index: facts.get(index, known) for index, known in recording.facts.items()})
+    return replace(recording, facts=recording.facts | facts)
 
 
 def recording_of(events: Iterable[Event], where: str) -> Recording:

@@ -141,6 +141,58 @@ def guarded(tile: int = 100) -> Any:
     return main
 
 
+def grouped(block_N: int = 64) -> Any:
+    """Groups of rows of X by a matrix each, as many rows of the last tile as the tensor `ends` says."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((M, K), "float16"),
+        W: T.Tensor((2, K, N), "float16"),
+        ends: T.Tensor((2,), "int32"),
+        Y: T.Tensor((M, N), "float16"),
+    ):
+        with T.Kernel(4, T.ceildiv(N, block_N), threads=128) as (bx, by):
+            X_shared = T.alloc_shared((64, 64), "float16")
+            W_shared = T.alloc_shared((64, block_N), "float16")
+            sums = T.alloc_fragment((64, block_N), "float32")
+            group = T.alloc_var("int32")
+            group = 0
+            for i in range(2):
+                group = T.if_then_else(bx * 64 >= ends[i], i, group)
+            left = ends[group] - bx * 64
+            T.clear(sums)
+            for ko in T.Pipelined(K // 64, num_stages=2):
+                T.copy(X[bx * 64, ko * 64], X_shared)
+                T.copy(W[group, ko * 64 : (ko + 1) * 64, by * block_N : (by + 1) * block_N], W_shared)
+                T.gemm(X_shared, W_shared, sums)
+            for i, j in T.Parallel(64, block_N):
+                if i < left:
+                    Y[bx * 64 + i, by * block_N + j] = sums[i, j]
+
+    return main
+
+
+def summed(threads: int = 32) -> Any:
+    """Y = sum of X², a row a block: the squares are needed no longer when the sum is there, X is."""
+
+    @T.prim_func
+    def main(X: T.Tensor((M, 128), "float32"), Y: T.Tensor((M, 128), "float32")):
+        with T.Kernel(M, threads=threads) as bx:
+            row = T.alloc_fragment((1, 128), "float32")
+            square = T.alloc_fragment((1, 128), "float32")
+            total = T.alloc_fragment((1,), "float32")
+            scaled = T.alloc_fragment((1, 128), "float32")
+            T.copy(X[bx, 0], row)
+            for i, j in T.Parallel(1, 128):
+                square[i, j] = row[i, j] * row[i, j]
+            T.reduce_sum(square, total, dim=1)
+            for i, j in T.Parallel(1, 128):
+                scaled[i, j] = row[i, j] * total[i]
+            T.copy(scaled, Y[bx, 0])
+
+    return main
+
+
 def by_value(tile: int = 128) -> Any:
     @T.prim_func
     def main(X: T.Tensor((M, 128), "float32"), Y: T.Tensor((M, 128), "float32")):
@@ -186,7 +238,7 @@ def workload(kernel: Any, **axes: Any) -> atune.Workload:
 CROWDED = workload(crowded, occupancy=[1, 2])
 ORDERS = atune.Workload(product, atune.Space(num_stages=[0, 1, 3], order=[10, 4, 0]))
 PRODUCT = workload(product, num_stages=[0, 3], order=[0, 4])
-CHAINED = workload(chained, block_M=[64, 128], threads=[128, 256])
+CHAINED = workload(chained, block_M=[64, 128, 256], threads=[128, 256])
 MOVED = workload(moved, width=[2, 4])
 TRIANGLE = workload(triangle, half=[False, True])
 ANY_ROWS = workload(of_any_rows, tile=[64])
@@ -197,4 +249,6 @@ PICKED = workload(picked, block_M=[64, 96, 256], num_stages=[0, 3])
 TOO_LARGE = workload(picked, block_M=[256], num_stages=[3, 4])
 RAISING = workload(picked, block_M=[96], num_stages=[0, 3])
 TURNED = workload(turned, padding=[0, 2, 8])
+GROUPED, THIRDS = workload(grouped, block_N=[64]), workload(grouped, block_N=[96])
+SUMMED = workload(summed, threads=[32, 64, 256])
 GUARDED = workload(guarded, tile=[100])

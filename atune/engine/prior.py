@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from atune.journal.events import SpaceSurveyed
-from atune.model.artifact import BlockWork, Gemm, StaticFacts
+from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
 from atune.model.device import DeviceInfo, DeviceLimits, Figures, Target, figures_of
 from atune.model.measurement import operand_rate
 
@@ -24,23 +24,49 @@ SHARED_BYTES = 128
 """Bytes per clock that an SM's shared memory moves (CUDA C++ Programming Guide, 32 banks of 4 bytes)."""
 L2_BYTES = 64
 """Most bytes per clock that an SM gets from the L2 cache, since the V100 («A100 Tensor Core GPU Architecture»)."""
-L2_SHARE = 0.6
+L2_SHARE = 0.57
 """Share of `L2_BYTES` that an SM gets when all SMs read at once. Assumed, because no data sheet gives it."""
 MEMORY_SHARE = 0.92
 """Share of the memory's nominal rate that a copy reaches. Assumed."""
-OPERATION_INSTRUCTIONS = 1.8
+TENSOR_SHARE = 0.8
+"""Share of their rate at the highest clock that tensor cores sustain, because power limits the clock."""
+L2_PARTITIONS = 2
+"""Partitions of the L2 cache, each next to its share of the SMs («A100 Tensor Core GPU Architecture»)."""
+SAVED_SHARE = 0.1
+"""Share of the L2 cache's work that it saves if SMs next to the same partition read the same bytes."""
+OPERATION_INSTRUCTIONS = 1.3
 """Instructions per operation, with the necessary conversions, predicates and addresses. Fitted to recordings."""
+COPY_OPERATIONS = 8.0
+"""Operations with which a thread copies a vector of a tile: addresses, a guard, a load and a store. Fitted."""
+UNEVEN_FACTOR = 4.0
+"""Factor by which they increase if rows cannot be divided by shifts."""
 SPECIAL_LANES = 16
 """Exponentials and similar operations per clock of an SM (CUDA C++ Programming Guide, arithmetic instructions)."""
-LOAD_LATENCY = 700.0
+LOAD_LATENCY = 1100.0
 """Clocks until data arrives from memory. This and the next two figures were chosen, at the order of magnitude that
 M. Luo et al. measured on an H100, https://arxiv.org/abs/2402.13499."""
-PRODUCT_LATENCY = 120.0
+BULK_LATENCY = 1300.0
+"""Clocks until data arrives that threads of their own load in bulk, and the others have been told so."""
+HALF_BUSY_WARPS = 10.0
+"""Warps of an SM with which its lanes are busy half of the time; the other time they wait for results."""
+PRODUCT_BUSY = 0.7
+"""Share of the time that lanes are busy in kernels with products, whose threads hold many independent values."""
+LAUNCH_CLOCKS = 16.0
+"""Clocks in which an SM starts a block. Assumed."""
+BARRIER_LATENCY = 160.0
+"""Clocks in which threads that load and threads that compute wait for each other in a step."""
+PRODUCT_LATENCY = 200.0
 """Clocks that a warp group waits for its products, and for the barrier after them."""
-BLOCK_OVERHEAD = 1500.0
+EXCHANGE_LATENCY = 35.0
+"""Clocks until a thread has another thread's value and has combined it with its own."""
+BLOCK_OVERHEAD = 1000.0
 """Clocks that a block takes to begin and to end."""
-OTHER_REGISTERS = 56
+OTHER_REGISTERS = 18
 """32-bit registers of a thread that hold addresses and the like, in addition to fragments."""
+OPERAND_REGISTERS = 34
+"""32-bit registers of a thread that hold the operands of products, and more addresses."""
+LEAST_REGISTERS = 28
+"""32-bit registers of a thread that must hold addresses and the like; if fragments need them, values spill."""
 MOST_REGISTERS = 255
 """Largest number of registers of a thread (CUDA C++ Programming Guide)."""
 WGMMA_REGISTERS = 26
@@ -50,7 +76,9 @@ MOST_COLUMNS = 256
 """Largest number of columns of a wgmma instruction (PTX ISA)."""
 SPILL_FACTOR = 4.0
 """A kernel takes at least this many times as long if one fragment alone does not fit in registers."""
-SHARPNESS = 4
+ERROR = 0.05
+"""Relative error of the prior if it compares the fastest candidates of a space. Measured on recordings."""
+SHARPNESS = 8
 """Exponent of the norm that combines several bounds: the largest bound decides, and the others count a little."""
 
 
@@ -72,15 +100,34 @@ def choices(facts: Mapping[int, StaticFacts], figures: Figures) -> list[tuple[in
     return sorted(estimates(fit, figures).items(), key=lambda choice: choice[1])
 
 
-def hedged(ranked: Sequence[tuple[int, float]], facts: Mapping[int, StaticFacts], n: int) -> list[tuple[int, float]]:
-    """Return the first `n` of `ranked`. If possible, the last of them has a grid or threads that differ from the rest.
+def alike(ranked: Sequence[tuple[int, float]]) -> int:
+    """Return the number of candidates, after the first, whose estimates exceed the first by less than `ERROR`."""
+    return sum(ms < ranked[0][1] * (1 + ERROR) for _, ms in ranked[1:])
 
-    The prior makes similar errors for kernels that divide work in the same way. One error must not spoil all choices.
+
+def hedged(ranked: Sequence[tuple[int, float]], facts: Mapping[int, StaticFacts], n: int) -> list[tuple[int, float]]:
+    """Return `n` of `ranked`, the best first, that differ in grid, threads, shared memory or block order, if possible.
+
+    If possible, the last of them has a grid or threads that differ from the rest. The prior makes similar errors for
+    kernels that divide work in the same way. One error must not spoil all choices.
     """
-    best, left = list(ranked[: n - 1]), ranked[n - 1 :]
-    seen = {(facts[index].grid, facts[index].threads) for index, _ in best}
-    others = [(index, ms) for index, ms in left if (facts[index].grid, facts[index].threads) not in seen]
-    return [*best, *(others or left)[:1]]
+
+    def division(index: int) -> tuple[Any, ...]:
+        return facts[index].grid, facts[index].threads
+
+    def kind(index: int) -> tuple[Any, ...]:
+        work = facts[index].work
+        return *division(index), facts[index].smem_bytes, work and work.block_order
+
+    of_kinds = dict[tuple[Any, ...], tuple[int, float]]()
+    for choice in ranked:
+        of_kinds.setdefault(kind(choice[0]), choice)
+    best = [*of_kinds.values()][: n - 1]
+    left = [choice for choice in ranked if choice not in best]
+    seen = {division(index) for index, _ in best}
+    last = [choice for choice in left if division(choice[0]) not in seen][:1]
+    more = [choice for choice in left if choice not in last][: n - len(best) - len(last)]
+    return [*sorted([*best, *more], key=ranked.index), *last]
 
 
 class Load(NamedTuple):
@@ -114,7 +161,8 @@ def residency(facts: StaticFacts, work: BlockWork, figures: Figures) -> int:
     if threads > work.threads:  # producers and consumers divide the registers between them
         registers = most_registers(threads, figures)
     else:
-        registers = min(MOST_REGISTERS, held_registers(facts, work) + OTHER_REGISTERS)
+        more = (loaded_registers(work) if work.stages == 0 else OPERAND_REGISTERS) if work.gemms else 0
+        registers = min(MOST_REGISTERS, int(held_registers(facts, work) + OTHER_REGISTERS + more))
     most = (
         sm.registers // (max(registers, 1) * threads),
         sm.threads // threads,
@@ -134,16 +182,27 @@ def held_registers(facts: StaticFacts, work: BlockWork) -> int:
     return max(facts.accumulators or 0, work.fragment_registers)
 
 
+def loaded_registers(work: BlockWork) -> float:
+    """Return the number of a thread's 32-bit registers through which a product's operands pass without stages.
+
+    If rows cannot be divided by shifts, the addresses take as many registers again.
+    """
+    loads = (access for access in work.reads if access.steps == work.steps)
+    n_bytes = sum((2 if access.uneven else 1) * access.n_bytes for access in loads) / max(1, len(work.gemms))
+    return n_bytes / work.steps / work.threads / 4
+
+
 def spilling(facts: StaticFacts, work: BlockWork) -> float:
     """Return the factor by which a kernel slows down because its fragments do not fit in registers."""
     consumers = work.threads // 128
     most = MOST_REGISTERS
     if (facts.threads or 1) > work.threads:
         most = 240 if consumers <= 2 else 160  # registers that tilelang gives each consumer thread
-    largest, over = facts.accumulators or 0, held_registers(facts, work) - most
+    needed = held_registers(facts, work) + LEAST_REGISTERS + (loaded_registers(work) if work.stages == 0 else 0)
+    largest, over = facts.accumulators or 0, needed - most
     if largest >= min(most, MOST_REGISTERS):
         return SPILL_FACTOR * largest / most
-    return 1.0 + min(over, 32) / 32 + over / most if over > 0 else 1.0
+    return 1.0 + 0.7 * min(over, 16) / 16 + over / 100 if over > 0 else 1.0
 
 
 def block_load(work: BlockWork, threads: int, figures: Figures) -> Load:
@@ -155,12 +214,19 @@ def block_load(work: BlockWork, threads: int, figures: Figures) -> Load:
     operands = sum(operand_bytes(gemm, work.threads, figures) for gemm in work.gemms)
     moved = [*work.reads, *work.writes]
     instructions = sum(access.n_bytes / access.width for access in moved if access.width)
+    copies = 0.0 if threads > work.threads else sum(copy_operations(access) for access in work.reads)
     return Load(
         tensor=flops,
-        arithmetic=OPERATION_INSTRUCTIONS * (work.scalar_ops / arch.lanes + work.special_ops / SPECIAL_LANES),
+        arithmetic=OPERATION_INSTRUCTIONS * (work.scalar_ops / arch.lanes + work.special_ops / SPECIAL_LANES)
+        + copies / arch.lanes,
         shared=(operands + work.shared_bytes) / SHARED_BYTES,
         issue=instructions / 32,
     )
+
+
+def copy_operations(access: Access) -> float:
+    """Return the operations of threads that copy tiles themselves, in vectors of 16 bytes if nothing else is known."""
+    return 0.0 if access.width else access.n_bytes / 16 * COPY_OPERATIONS * (UNEVEN_FACTOR if access.uneven else 1)
 
 
 def exceeded_limit(facts: StaticFacts, limits: DeviceLimits) -> str:
@@ -186,8 +252,7 @@ def can_run(facts: StaticFacts, figures: Figures) -> bool:
         return True
     for gemm in work.gemms:
         possible = divisions(gemm, work.threads, figures)
-        # The next product reads whole rows. Layout inference fails if several warps share each row.
-        if not possible or (gemm.feeds and possible[-1][1] > 1):
+        if not possible or (gemm.feeds and not passes_on(gemm, *possible[-1], work.threads, figures)):
             return False
         if grouped(gemm, work.threads, figures):
             columns = min(MOST_COLUMNS, gemm.n // split(gemm, work.threads, figures)[1])
@@ -195,6 +260,16 @@ def can_run(facts: StaticFacts, figures: Figures) -> bool:
             if taken > most_registers(facts.threads or work.threads, figures):
                 return False
     return True
+
+
+def passes_on(gemm: Gemm, rows: int, columns: int, threads: int, figures: Figures) -> bool:
+    """Return whether warps that divide a product into these parts hold it as the next product's operand.
+
+    The next product reads whole rows, so several warps must not share a row. The two products deal tiles of 64 rows to
+    several warp groups in different orders, so each group must have a single tile. Else layout inference fails.
+    """
+    tiles = gemm.m // (64 * rows) if grouped(gemm, threads, figures) else 1
+    return columns == 1 and (rows == 1 or tiles == 1)
 
 
 def grouped(gemm: Gemm, threads: int, figures: Figures) -> bool:
@@ -226,7 +301,7 @@ def split(gemm: Gemm, threads: int, figures: Figures) -> tuple[int, int]:
 def filling(gemm: Gemm, work: BlockWork, figures: Figures) -> float:
     """Return the share of the peak rate that tensor cores reach on a product of this shape."""
     if not figures.architecture.warp_groups or grouped(gemm, work.threads, figures):
-        return 1.0
+        return TENSOR_SHARE
     return 0.6  # mma on sm_90 reaches about this share (M. Luo et al.)
 
 
@@ -246,34 +321,52 @@ def round_clocks(
     steps = max(work.steps, 1.0)
     busy_sms = min(figures.sms, blocks)
     share = min(1.0, L2_SHARE * figures.sms / busy_sms)
-    cached = (work.read_bytes + work.write_bytes) / (L2_BYTES * share)
+    beside = max(1, min(figures.sms // L2_PARTITIONS, blocks))
+    all_bytes, once = work.read_bytes + work.write_bytes, requested_bytes(work, facts.grid, beside) / beside
+    cached = (all_bytes - SAVED_SHARE * max(0.0, all_bytes - once)) / (L2_BYTES * share)
     memory = distinct_bytes(work, facts.grid, blocks, figures) / (figures.memory_bytes_s * MEMORY_SHARE)
     memory *= figures.clock_hz / resident  # clocks of one block, if all SMs share the memory's rate
-    groups = max(1, work.threads // 128)
+    groups, lanes = max(1, work.threads // 128), work.threads / 128
     # The time of one block alone, over all its steps.
     moving = max(cached, memory)
     own = max(load.tensor, load.shared) / (groups if load.tensor else 1)
-    own += load.arithmetic / groups + load.issue + (steps * PRODUCT_LATENCY if work.gemms else 0.0)
+    own += load.arithmetic / lanes + load.issue + (steps * PRODUCT_LATENCY if work.gemms else 0.0)
+    own += work.exchanges * EXCHANGE_LATENCY
     # Each product of a step frees its own operands, so several products keep more loads in flight.
-    under_way = max(work.stages, 1) * (max(len(work.gemms), 1) if (facts.threads or 1) > work.threads else 1)
-    waiting = (steps * LOAD_LATENCY + moving + own) / under_way
-    alone = BLOCK_OVERHEAD + LOAD_LATENCY + max(own, waiting)
+    under_way, latency = max(work.stages, 1), LOAD_LATENCY
+    if (facts.threads or 1) > work.threads:
+        latency, own = BULK_LATENCY, own + steps * BARRIER_LATENCY
+        under_way = under_way * len(work.gemms) if work.gemms else under_way + 1
+    waiting = (steps * latency + moving + own) / under_way
+    alone = BLOCK_OVERHEAD + latency + max(own, waiting)
     # The time of all blocks of an SM together.
-    warps = min(1.0, resident * (facts.threads or 1) / 32 / 8)
-    bounds = (load.tensor, load.arithmetic / warps, load.shared, load.issue / warps, cached, memory)
+    warps = resident * (facts.threads or 1) / 32
+    busy = PRODUCT_BUSY if work.gemms else warps / (warps + HALF_BUSY_WARPS)
+    bounds = (load.tensor, load.arithmetic / busy, load.shared, load.issue / busy, cached, memory)
     together = [*(resident * bound for bound in bounds), alone]
     most = max(together)
-    return float(most * sum((bound / most) ** SHARPNESS for bound in together) ** (1 / SHARPNESS))
+    longest = most * sum((bound / most) ** SHARPNESS for bound in together) ** (1 / SHARPNESS)
+    return float(longest + resident * LAUNCH_CLOCKS)
 
 
 def distinct_bytes(work: BlockWork, grid: tuple[int, ...], blocks: int, figures: Figures) -> float:
-    """Return the bytes that `blocks` concurrent blocks move; bytes that several of them access count once."""
-    near = neighbourhood(grid, blocks, work.block_order)
-    accesses = (*work.reads, *work.writes)
-    total = sum(access.n_bytes * math.prod(near[axis] for axis in access.axes) for access in accesses)
+    """Return the bytes of memory that `blocks` concurrent blocks move."""
+    total = requested_bytes(work, grid, blocks)
     if work.tensor_bytes is None or work.tensor_bytes >= figures.l2_bytes:
         return total
     return min(total, work.tensor_bytes * blocks / math.prod(grid))  # L2 fetches each byte once for the whole grid
+
+
+def requested_bytes(work: BlockWork, grid: tuple[int, ...], blocks: int) -> float:
+    """Return the bytes that `blocks` successive blocks move; bytes that several of them access count once."""
+    near, extents = neighbourhood(grid, blocks, work.block_order), dict(zip("xyz", (*grid, 1, 1), strict=False))
+    total = 0.0
+    for access in (*work.reads, *work.writes):
+        moved = access.n_bytes * math.prod(near[axis] for axis in access.axes)
+        if access.tensor_bytes is not None:  # if blocks move more together than the tensor has, neighbours overlap
+            moved = min(moved, access.tensor_bytes * math.prod(near[axis] / extents[axis] for axis in access.axes))
+        total += moved
+    return total
 
 
 def neighbourhood(grid: tuple[int, ...], blocks: int, order: str) -> dict[str, float]:

@@ -7,7 +7,7 @@ import random
 import anyio
 import msgspec
 
-from atune.engine.prior import can_run, choices, figures_for, hedged
+from atune.engine.prior import alike, can_run, choices, figures_for, hedged
 from atune.engine.proposing import SURVEYED, Survey
 from atune.engine.settings import EngineSettings
 from atune.errors import UsageError
@@ -40,6 +40,8 @@ class Picked(msgspec.Struct, frozen=True):
 
     `gpu`: the GPU model; empty without a GPU. `candidates`: how many were examined; `unfit` of them cannot run, and
     `unknown` of them did not answer in time. `why`: the reason that the default is the only choice; otherwise empty.
+    `alike`: how many candidates, in addition to the first choice, may be the fastest, because their estimates exceed
+    the first choice's by less than the prior's error.
     """
 
     choices: tuple[PickedConfig, ...]
@@ -48,6 +50,7 @@ class Picked(msgspec.Struct, frozen=True):
     unfit: int
     why: str
     unknown: int = 0
+    alike: int = 0
 
 
 def pick(workload: Workload | FileRef | str, n: int = 3, gpu: str | None = None) -> Picked:
@@ -92,10 +95,12 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
     if figures is not None and not fit:
         why = next((each.message for each in survey.failures.values()), "too many threads, registers or shared memory")
         raise UsageError(f"none of {len(candidates)} candidates can run on {gpu}: {why}")
-    best = [] if figures is None else hedged(choices(fit, figures), fit, n)
+    ranked = [] if figures is None else choices(fit, figures)
+    best = hedged(ranked, fit, n)
     chosen = tuple(PickedConfig(spec.configs[index], round(ms, 6)) for index, ms in best)
     why = "" if chosen else NO_FIGURES if figures is None else NOT_READ
     if why and spec.default_config is None:
         raise UsageError(f"{why.partition(':')[0]}, and there is no default: {spec.no_default}")
     unfit = 0 if figures is None else len(candidates) - len(fit) - unknown
-    return Picked(chosen or (PickedConfig(spec.default_config or {}),), gpu, len(candidates), unfit, why, unknown)
+    chosen = chosen or (PickedConfig(spec.default_config or {}),)
+    return Picked(chosen, gpu, len(candidates), unfit, why, unknown, alike(ranked) if ranked else 0)

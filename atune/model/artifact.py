@@ -176,6 +176,10 @@ class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Number of times that a block makes this access."""
     width: Whole | None = None
     """Number of bytes that a thread accesses in one instruction, as the kernel requests; None if tilelang decides."""
+    tensor_bytes: Whole | None = None
+    """Bytes of the whole tensor; None if they depend on the call."""
+    uneven: bool = False
+    """Whether rows of a tile that is read have a number of elements that is no power of two, so that threads divide."""
 
 
 class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -191,8 +195,10 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Number of scalar operations outside of tensor cores, except `special_ops`."""
     special_ops: Quantity = 0.0
     """Number of scalar exponentials, roots, logarithms and divisions."""
+    exchanges: Quantity = 0.0
+    """Times that a block waits for an exchange of values between the threads that share a row of a reduction."""
     fragment_registers: Whole = 0
-    """32-bit registers per thread for all fragments and local arrays, if all of them were live at the same time."""
+    """32-bit registers per thread that hold fragments and local arrays, where most of them are alive."""
     stages: Whole = 0
     """Largest number of stages in a `T.Pipelined` loop; 0 if no loop has stages."""
     steps: Quantity = 1.0

@@ -23,11 +23,16 @@ PARALLEL, VECTORIZED = 1, 2
 """Kinds of loops in tilelang: loops over threads, and loops over vector lanes."""
 COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
 GEMMS = frozenset({"tl.tileop.gemm", "tl.tileop.wgmma_gemm", "tl.tileop.tcgen05_gemm"})
+REDUCE = "tl.tileop.reduce"
 IN_REGISTERS = frozenset({
-    "tl.tileop.fill", "tl.tileop.reduce", "tl.tileop.cumsum", "tl.tileop.cummax", "tl.tileop.reducer_init",
+    "tl.tileop.fill", REDUCE, "tl.tileop.cumsum", "tl.tileop.cummax", "tl.tileop.reducer_init",
     "tl.tileop.finalize_reducer", "tl.tileop.finalize_reducer_v2",
 })  # fmt: skip
 """Operations on tiles that stay within the block's registers and shared memory."""
+MMA_LANES = 4
+"""Threads that share a row of a product's result (PTX ISA, the layouts of mma and wgmma)."""
+SHUFFLE_OPS = 5
+"""Operations that take a multiprocessor as long as a shuffle and a sum (CUDA C++ Programming Guide, throughput)."""
 SPECIAL = frozenset({"exp", "exp2", "exp10", "log", "log2", "log1p", "rsqrt", "sqrt", "tanh", "sin", "cos", "pow",
                      "sigmoid", "erf"})  # fmt: skip
 WARP = 32
@@ -85,7 +90,7 @@ class _Reader:
     loops: dict[Any, Any] = field(default_factory=dict)
     """Extents of the loops, by loop variable."""
     axes: dict[Any, set[str]] = field(default_factory=dict)
-    """Axes of the grid on which bound variables depend."""
+    """Axes of the grid on which bound variables, and the data of variables that are assigned to, depend."""
     own: set[Any] = field(default_factory=set)
     """Variables that depend on a thread's number."""
     threads: int = 1
@@ -97,7 +102,15 @@ class _Reader:
     shared_bytes: float = 0.0
     ops: float = 0.0
     special: float = 0.0
+    exchanges: float = 0.0
     registers: int = 0
+    """Bytes of arrays of single threads, for all threads together."""
+    clock: int = 0
+    """Number of statements so far."""
+    held: dict[Any, list[int]] = field(default_factory=dict)
+    """Bytes of each fragment, by its data, and the numbers of the first and the last statement that touch it."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Numbers of the statements before each serial loop, and at its end; inner loops come first."""
     stages: int = 0
     steps: float = 1.0
     pipelined: float = 0.0
@@ -111,19 +124,23 @@ class _Reader:
             shared_bytes=self.shared_bytes,
             scalar_ops=self.ops,
             special_ops=self.special,
-            fragment_registers=-(-self.registers // (4 * self.threads)),
+            exchanges=self.exchanges,
+            fragment_registers=-(-(self.registers + self.fragment_bytes()) // (4 * self.threads)),
             stages=self.stages,
             steps=self.pipelined or self.steps,
             threads=self.threads,
-            tensor_bytes=self.tensor_bytes(),
+            tensor_bytes=size_of(self.tensors),
             block_order=self.order,
         )
 
-    def tensor_bytes(self) -> int | None:
-        try:
-            return sum(buffer_bytes(buffer) for buffer in self.tensors)
-        except Unknown:
-            return None
+    def fragment_bytes(self) -> int:
+        """Return the most bytes of fragments that hold values between two statements."""
+        alive = list[tuple[int, int, int]]()
+        for size, first, last in self.held.values():
+            for begin, end in self.spans:  # the loop's next iteration needs what was there before the loop
+                last = end if first <= begin < last <= end else last
+            alive.append((size, first, last))
+        return max(sum(size for size, first, last in alive if first <= at < last) for at in range(self.clock + 1))
 
     # ---- statements
 
@@ -132,7 +149,17 @@ class _Reader:
         visit = getattr(self, f"_{kind}", None)
         if visit is None:
             raise Unknown(kind)
+        if kind in ("BufferStore", "Evaluate"):
+            self._hold(node)
         visit(node, place)
+
+    def _hold(self, node: Any) -> None:
+        """Note which fragments a statement touches."""
+        self.clock += 1
+        for child in nodes_of(node):
+            buffer = getattr(child, "buffer", None)
+            if buffer is not None and str(buffer.scope()) == "local.fragment":
+                self.held.setdefault(buffer.data, [buffer_bytes(buffer), self.clock, 0])[2] = self.clock
 
     def _SeqStmt(self, node: Any, place: _Place) -> None:
         for statement in node.seq:
@@ -148,7 +175,6 @@ class _Reader:
         for buffer in node.alloc_buffers:
             size = buffer_bytes(buffer)
             scope = str(buffer.scope())
-            self.registers += size if scope == "local.fragment" else 0
             self.registers += size * self.threads if scope == "local" else 0
         self.statement(node.body, place)
 
@@ -184,7 +210,9 @@ class _Reader:
         inner = replace(place, serial=place.serial * times)
         if (stages := node.annotations.get("num_stages")) is not None and int(stages) >= self.stages:
             self.stages, self.pipelined = int(stages), max(self.pipelined, inner.times)
+        before = self.clock
         self.statement(node.body, inner)
+        self.spans.append((before, self.clock))
 
     def _bound(self, node: Any, place: _Place) -> None:
         """Read a loop that stands for the blocks or for the threads along one axis."""
@@ -203,6 +231,8 @@ class _Reader:
 
     def _IfThenElse(self, node: Any, place: _Place) -> None:
         condition = self.value(node.condition)
+        if condition is None and self._guards_an_edge(node.condition, place):
+            condition = 1
         if condition is None:
             raise Unknown(f"a branch on {node.condition}")
         self.expression(node.condition, place)
@@ -210,8 +240,17 @@ class _Reader:
         if node.else_case is not None:
             self.statement(node.else_case, replace(place, serial=place.serial * (1 - condition)))
 
+    def _guards_an_edge(self, condition: Any, place: _Place) -> bool:
+        """Tell whether `condition` keeps a tile's loop below a bound of the block, which most blocks do not reach."""
+        nodes = nodes_of(condition)
+        return any(node in place.parallel for node in variables_of(condition)) and not any(
+            type(node).__name__ == "BufferLoad" for node in nodes
+        )
+
     def _BufferStore(self, node: Any, place: _Place) -> None:
         self.touch(node.buffer, node.indices, place, store=True)
+        if str(node.buffer.scope()) == "local.var":
+            self.axes.setdefault(node.buffer.data, set()).update(self.axes_of(node.value))
         for part in (node.value, *node.indices):
             self.expression(part, place)
 
@@ -226,8 +265,22 @@ class _Reader:
             self._copy(call, place)
         elif name in IN_REGISTERS:
             self.ops += place.times * place.all_elements * elements_of(region(call.args[0])[1])
+            if name == REDUCE:
+                self._reduce(call, place)
         else:
             self.expression(call, place)
+
+    def _reduce(self, call: Any, place: _Place) -> None:
+        """Count the exchanges between the threads that share a row; each halves the number of partial results."""
+        source, row, _ = region(call.args[0])
+        rows = elements_of(region(call.args[1])[1])
+        columns = max(1, elements_of(row) // rows)
+        sharing = MMA_LANES if source.data in self.sums else min(WARP, -(-columns // 4))
+        sharing = max(1, self.threads // rows, min(sharing, self.threads))
+        levels = math.ceil(math.log2(min(sharing, columns)))
+        # The threads of a single warp each keep another row's result, so that the rows wait for each other.
+        self.exchanges += place.times * levels * (rows if self.threads <= WARP else 1)
+        self.ops += place.times * rows * sharing * levels * SHUFFLE_OPS
 
     def _gemm(self, call: Any, place: _Place) -> None:
         m, n, k, policy = (self.value(call.args[i]) for i in (5, 6, 7, 8))
@@ -254,7 +307,8 @@ class _Reader:
         elements = min(elements_of(extents) for _, extents, _ in regions)
         for (buffer, _, indices), store in zip(regions, (False, True), strict=True):
             n_bytes = place.times * place.all_elements * elements * element_bits(buffer.dtype) / 8
-            self._moved(buffer, indices, n_bytes, place, store)
+            row = int(max(extents[-1] for _, extents, _ in regions))
+            self._moved(buffer, indices, n_bytes, place, store, uneven=not store and row & (row - 1) != 0)
 
     # ---- expressions
 
@@ -312,7 +366,9 @@ class _Reader:
         words = np.unique(place * bits // 32)
         return float(np.bincount(words % WARP).max() * 32 / bits)
 
-    def _moved(self, buffer: Any, indices: Any, n_bytes: float, place: _Place, store: bool) -> None:
+    def _moved(
+        self, buffer: Any, indices: Any, n_bytes: float, place: _Place, store: bool, uneven: bool = False
+    ) -> None:
         scope = str(buffer.scope())
         if scope.startswith("shared"):
             self.shared_bytes += n_bytes
@@ -320,12 +376,13 @@ class _Reader:
             return
         axes = "".join(sorted(set().union(*(self.axes_of(index) for index in indices))))
         width = None if place.width is None else place.width * element_bits(buffer.dtype) // 8
-        access = Access(n_bytes=n_bytes, axes=axes, steps=place.times, width=width)
+        access = Access(n_bytes, axes, place.times, width, size_of([buffer]), uneven)
         (self.writes if store else self.reads).append(access)
         self.steps = max(self.steps, place.times)
 
     def axes_of(self, node: Any) -> set[str]:
-        return set().union(*(self.axes.get(variable, set()) for variable in variables_of(node)))
+        loads = (child.buffer.data for child in nodes_of(node) if type(child).__name__ == "BufferLoad")
+        return set().union(*(self.axes.get(variable, set()) for variable in (*variables_of(node), *loads)))
 
     def value(self, node: Any) -> Any:
         """Return the value of an expression: an int, an array over the blocks, or None for an unknown value."""
@@ -384,6 +441,14 @@ def elements_of(extents: Any) -> int:
 def buffer_bytes(buffer: Any) -> int:
     """Return the size of a buffer in bytes. Raises `Unknown` if the buffer's shape depends on the call."""
     return elements_of(buffer.shape) * element_bits(buffer.dtype) // 8
+
+
+def size_of(buffers: Sequence[Any]) -> int | None:
+    """Return the bytes of all `buffers`; None if a shape depends on the call."""
+    try:
+        return sum(map(buffer_bytes, buffers))
+    except Unknown:
+        return None
 
 
 def element_bits(dtype: Any) -> int:

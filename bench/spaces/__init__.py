@@ -53,6 +53,12 @@ FAMILIES = {
     "kda": (320, "1_1024_32 1_2048_16 2_2048_32 1_4096_64 1_8192_32"),
 }  # fmt: skip
 """The number of configurations and the problems of each family in bench/families.py."""
+HELD_OUT = (
+    "gemm_256_4096_4096", "gemm_1024_4096_14336", "fp8_1024_4096_14336", "fp8_4096_4096_4096", "grouped_4_15_2048_7168",
+    "grouped_4_531_7168_2048", "attention_2_2048_16_64_causal", "attention_1_4096_32_128_causal", "kda_1_2048_16",
+    "kda_1_4096_64",
+)  # fmt: skip
+"""Problems that no constant of the prior has seen. They were drawn before anything was fitted."""
 PROBLEMS = {
     f"{family}_{problem}": Space("../families.py", f"{family}_{problem}".upper(), total)
     for family, (total, problems) in FAMILIES.items()

@@ -105,3 +105,15 @@ def test_the_command_prints_what_python_returns(capsys: pytest.CaptureFixture[st
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("space      6 candidates, 3 of which cannot run;") and "choice 2   about" in lines[-1]
     assert main(["pick", f"{KERNELS}:PICKED", "--gpu", "H100", "--arg", "M=1,2"]) == 2
+
+
+def test_it_says_how_many_others_may_be_as_good(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("atune.engine.prior.ERROR", 99.0)
+    assert main(["pick", f"{KERNELS}:PICKED", "--gpu", "H100", "-n", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["alike"] == 2
+    assert main(["pick", f"{KERNELS}:PICKED", "--gpu", "H100", "-n", "2"]) == 0
+    assert "2 others are as good within its error, 5%: tune --budget 5%" in capsys.readouterr().out
+    assert main(["pick", f"{KERNELS}:PICKED", "--gpu", "H100", "-n", "3"]) == 0
+    assert "as good" not in capsys.readouterr().out

@@ -5,18 +5,28 @@ from __future__ import annotations
 import json
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from pick import shares
-from prior import REFS, judge, mean, picks_of, recorded, scores_of, working_on
+from prior import REFS, TEN, judge, mean, picks_of, recorded, scores_of, working_on
 
 import atune
 from atune.stages.lowering import lower, workload
 from atune.workload.workload import candidates_of
 
 PRODUCTS = [name for name in REFS if name.startswith("gemm")]
-RESULTS = Path(__file__).parents[2] / "bench" / "results" / "prior" / "prior.json"
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+
+
+def stored() -> dict[str, dict[str, Any]]:
+    """The results of the ten first spaces, and of the problems in families."""
+    return {
+        name: result
+        for folder in ("prior", "families")
+        for name, result in json.loads((RESULTS / folder / "prior.json").read_text()).items()
+    }
 
 
 @pytest.mark.parametrize("name", REFS)
@@ -24,16 +34,16 @@ def test_the_prior_does_on_a_recording_what_is_stored(name: str) -> None:
     latencies = {record.index: record.latency_ms for record in recorded(name).records}
     judged = judge(scores_of(name), picks_of(name), latencies, seeds=100)
 
-    assert judged._asdict().items() <= json.loads(RESULTS.read_text())[name].items()
+    assert judged._asdict().items() <= stored()[name].items()
     assert judged.first < judged.chance
     if name in PRODUCTS:
         assert judged.by_share >= 0.9
 
 
 def test_what_is_picked_without_measuring_is_fast_on_each_recording() -> None:
-    found = json.loads(RESULTS.read_text())
+    found = stored()
     assert found.keys() == REFS.keys()
-    first, best = ([one[key] for one in found.values()] for key in ("first_choice", "best_of_three"))
+    first, best = ([found[name][key] for name in TEN] for key in ("first_choice", "best_of_three"))
     assert min(first) > 0.90 and mean(first) > 0.969 and mean(best) > 0.99
 
 
@@ -47,10 +57,10 @@ def test_stored_facts_are_those_that_lowering_finds(monkeypatch: pytest.MonkeyPa
     for name in ("gemm_odd", "attention_causal", "rms_norm"):
         with working_on(REFS[name]):
             candidate = candidates_of(workload())[7]
-            facts, stored = lower(candidate).facts, facts_of(name)[7]
-            length = facts.source_bytes if version("tilelang") != "0.1.15" else stored.source_bytes  # of its release
+            facts, kept = lower(candidate).facts, facts_of(name)[7]
+            length = facts.source_bytes if version("tilelang") != "0.1.15" else kept.source_bytes  # of its release
             facts = msgspec.structs.replace(facts, layouts=None)  # recordings of before have none
-            assert facts == msgspec.structs.replace(stored, source_bytes=length), name
+            assert facts == msgspec.structs.replace(kept, source_bytes=length), name
 
 
 def test_judging_counts_places_ties_and_failures() -> None:
@@ -66,9 +76,9 @@ def test_judging_counts_places_ties_and_failures() -> None:
 @pytest.mark.parametrize("name", ["rms_norm", "transpose", "attention_causal", "dequant_gemm"])
 def test_choices_are_as_fast_as_those_of_lowered_kernels(name: str) -> None:
     """What `atune.pick` names is what the prior makes of lowered kernels."""
-    stored = json.loads(RESULTS.read_text())
+    known = stored()[name]
     latencies = {record.key: record.latency_ms for record in recorded(name).records}
     found = atune.pick(REFS[name], 3, "H200")
     speeds = shares(found, latencies)
     assert found.candidates == len(latencies) and len(speeds) == 3
-    assert (speeds[0], max(speeds)) == (stored[name]["first_choice"], stored[name]["best_of_three"])
+    assert (speeds[0], max(speeds)) == (known["first_choice"], known["best_of_three"])

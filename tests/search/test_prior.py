@@ -66,6 +66,28 @@ def test_sums_that_no_thread_can_hold_come_last() -> None:
     assert spilling == sorted(spilling)
 
 
+def test_without_stages_operands_pass_through_registers_and_rows_that_are_no_power_of_two_cost_divisions() -> None:
+    staged, plain = (product(m=64, n=192, k=128, stages=stages, threads=128) for stages in (1, 0))
+    assert plain.work is not None and staged.work is not None
+    assert prior.loaded_registers(plain.work) == (64 + 192) * 128 * 2 / 128 / 4
+    x, w = plain.work.reads
+    uneven = msgspec.structs.replace(plain.work, reads=(x, msgspec.structs.replace(w, uneven=True)))
+    assert prior.loaded_registers(uneven) == (64 + 2 * 192) * 128 * 2 / 128 / 4
+    assert ms(msgspec.structs.replace(plain, work=uneven)) > 1.5 * ms(plain), "registers spill"
+
+
+def test_exchanges_and_launches_take_time() -> None:
+    facts = product(blocks=132)
+    assert facts.work is not None
+    waiting = msgspec.structs.replace(facts.work, exchanges=10_000.0)
+    assert (
+        ms(msgspec.structs.replace(facts, work=waiting)) > ms(facts) + 10_000 * prior.EXCHANGE_LATENCY / 2e9 * 1e3 / 2
+    )
+    shared = [msgspec.structs.replace(access, tensor_bytes=1 << 20) for access in facts.work.reads]
+    overlapping = msgspec.structs.replace(facts.work, reads=tuple(shared))
+    assert prior.requested_bytes(overlapping, facts.grid, 132) < prior.requested_bytes(facts.work, facts.grid, 132)
+
+
 def test_a_product_is_not_faster_than_tensor_cores_nor_a_copy_than_memory() -> None:
     flops = 2 * 128 * 256 * 4096 * 512
     assert ms(product()) >= flops / 989e12 * 1e3
@@ -146,8 +168,15 @@ def test_the_last_choice_divides_the_work_in_another_way_if_any_does() -> None:
     def hedged(n: int, most: int = len(DIVISIONS)) -> list[int]:
         return [index for index, _ in prior.hedged(ranked[:most], facts, n)]
 
-    assert [hedged(n) for n in (1, 2, 3, 4, 5, 9)] == [[0], [0, 3], [0, 1, 3], [0, 1, 2, 3], [*range(5)], [*range(5)]]
+    assert [hedged(n) for n in (1, 2, 3, 4, 5, 9)] == [[0], [0, 3], [0, 3, 4], [0, 1, 3, 4], [*range(5)], [*range(5)]]
     assert hedged(2, most=3) == [0, 1] and hedged(3, most=0) == []
+    facts[1] = StaticFacts(smem_bytes=1 << 10, grid=(8,), threads=128)  # more stages, say
+    assert hedged(3) == [0, 1, 3]
+
+
+def test_candidates_within_the_prior_s_error_of_the_first_are_counted() -> None:
+    assert prior.alike([(7, 1.0)]) == 0
+    assert prior.alike([(7, 1.0), (3, 1.0), (4, 1.04), (5, 1.06)]) == 2
 
 
 def test_what_a_block_may_not_have_cannot_run() -> None:

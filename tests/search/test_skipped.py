@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spaces import journal_in
+from spaces import PROBLEMS, journal_in
 
-from atune.journal.events import CandidateLowered
+from atune.journal.events import CandidateLowered, CandidateMeasured
 from atune.journal.reader import JournalReader
 from atune.journal.state import State
 
@@ -29,4 +29,7 @@ def test_skipping_likely_losers_keeps_the_best_of_a_recorded_space(space: str) -
     measured = [(state.first(one.index).index in codes, one.timing.latency_ms) for one in state.ranked()]
     best = min(latency_ms for skipped, latency_ms in measured if not skipped)
     ratios = [latency_ms / best for skipped, latency_ms in measured if skipped]
-    assert len(codes) == len(ratios) and all(ratio > 2 for ratio in ratios)
+    failed = sum(not isinstance(state.outcome(index), CandidateMeasured) for index in codes)
+    least = 1.8 if space in PROBLEMS else 2.0  # one attention takes 14 µs, much of it in any candidate
+    assert len(codes) == len(ratios) + failed and all(ratio > least for ratio in ratios)
+    assert not failed or space in PROBLEMS, "only spaces without constraints have candidates that cannot run"

@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from atune.engine.prior import ERROR
 from atune.engine.screen import layout_choice
 from atune.engine.settings import check_code, check_parts
 from atune.engine.strategy import AUTO
@@ -253,6 +254,8 @@ def pick_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     unfit += f", {picked.unknown:,} of which did not answer in time" if picked.unknown else ""
     lines = [f"space      {picked.candidates:,} candidates{unfit}; nothing was compiled or measured"]
     lines += [f"device     {picked.gpu or 'no GPU'}", *([f"prior      {picked.why}"] if picked.why else [])]
+    if picked.alike >= len(picked.choices):
+        lines.append(f"prior      {picked.alike:,} others are as good within its error, {ERROR:.0%}: tune --budget 5%")
     for place, choice in enumerate(picked.choices, 1):
         expected = "" if choice.estimate_ms is None else f"about {choice.estimate_ms:.4g} ms: "
         lines.append(f"choice {place:<4}{expected}{describe_config(choice.config)}")

@@ -100,7 +100,7 @@ def test_warps_divide_products_as_tilelang_has_them_do(threads: int) -> None:
         assert found == split(gemm, threads, figures) if policy else found in divisions(gemm, threads, figures)
 
 
-def test_products_in_a_chain_fail_to_lower_where_warps_share_rows(tmp_path: Path) -> None:
+def test_products_in_a_chain_fail_to_lower_where_warps_share_rows_or_groups_have_several_tiles(tmp_path: Path) -> None:
     figures = figures_of(None, "sm_90a")
     assert figures is not None
     found = {}
@@ -112,4 +112,6 @@ def test_products_in_a_chain_fail_to_lower_where_warps_share_rows(tmp_path: Path
             found[one.config["block_M"], one.config["threads"]] = runs
             with nullcontext() if runs else pytest.raises(Exception, match="Layout infer conflict"):
                 lower(one)
-    assert found == {(64, 128): True, (64, 256): False, (128, 128): True, (128, 256): True}
+    one_group, two_groups = {64: True, 128: True, 256: True}, {64: False, 128: True, 256: False}
+    of_both = ((128, one_group), (256, two_groups))
+    assert found == {(rows, threads): runs for threads, of in of_both for rows, runs in of.items()}

@@ -48,9 +48,9 @@ def test_a_product_has_the_work_that_is_counted_by_hand(lowered: Lowering) -> No
     assert one.work.gemms == (Gemm(m=64, n=128, k=32, calls=16.0, dtype="float16"),)
     assert one.work.tensor_flops * 12 == 2 * 256 * 384 * 512  # of all blocks: tiles divide the problem
     a, b = one.work.reads
-    assert a == Access(n_bytes=64 * 512 * FLOAT16, axes="y", steps=16.0)
-    assert b == Access(n_bytes=512 * 128 * FLOAT16, axes="x", steps=16.0)
-    assert one.work.writes == (Access(n_bytes=64 * 128 * FLOAT32, axes="xy"),)
+    assert a == Access(n_bytes=64 * 512 * FLOAT16, axes="y", steps=16.0, tensor_bytes=256 * 512 * FLOAT16)
+    assert b == Access(n_bytes=512 * 128 * FLOAT16, axes="x", steps=16.0, tensor_bytes=512 * 384 * FLOAT16)
+    assert one.work.writes == (Access(n_bytes=64 * 128 * FLOAT32, axes="xy", tensor_bytes=256 * 384 * FLOAT32),)
     assert one.work.read_bytes == 512 * (64 + 128) * FLOAT16 and one.work.write_bytes == 64 * 128 * FLOAT32
     assert one.work.shared_bytes == one.work.read_bytes
     assert one.work.fragment_registers == 64 * 128 // 128 == one.accumulators
@@ -68,9 +68,13 @@ def test_stages_and_block_orders_differ(lowered: Lowering) -> None:
 def test_a_kernel_that_moves_has_its_bytes_and_their_width(lowered: Lowering) -> None:
     narrow, wide = work(lowered("MOVED"))
     x, w = wide.reads
-    assert x == Access(n_bytes=4 * 384 * FLOAT32, axes="x", width=4 * FLOAT32)
-    assert w == Access(n_bytes=384 * FLOAT32, axes="", width=4 * FLOAT32), "the rows of a block share it"
-    assert wide.writes == (Access(n_bytes=4 * 384 * FLOAT16, axes="x", width=4 * FLOAT16),)
+    assert x == Access(n_bytes=4 * 384 * FLOAT32, axes="x", width=4 * FLOAT32, tensor_bytes=256 * 384 * FLOAT32)
+    assert w == Access(n_bytes=384 * FLOAT32, axes="", width=4 * FLOAT32, tensor_bytes=384 * FLOAT32), (
+        "the rows of a block share it"
+    )
+    assert wide.writes == (
+        Access(n_bytes=4 * 384 * FLOAT16, axes="x", width=4 * FLOAT16, tensor_bytes=256 * 384 * FLOAT16),
+    )
     assert narrow.reads[0].width == 2 * FLOAT32
     assert wide.gemms == () and wide.tensor_flops == 0 and wide.stages == 0
     assert wide.scalar_ops >= 2 * 4 * 384 and wide.special_ops == 0
@@ -80,6 +84,22 @@ def test_columns_of_a_tile_cost_the_turns_of_the_banks(lowered: Lowering) -> Non
     tile, word = 64 * 64 * FLOAT16, 2  # what each element takes of a bank, in elements
     costs = [one.shared_bytes / tile - 1 for one in work(lowered("TURNED"))]  # rows are moved without a conflict
     assert costs == [32 * word, 1 * word, 4 * word]  # rows 32, 33 and 36 words apart
+
+
+def test_a_grouped_product_is_read_though_a_tensor_says_where_groups_end(lowered: Lowering) -> None:
+    (one,) = work(lowered("GROUPED"))
+    assert [gemm.calls for gemm in one.gemms] == [512 / 64]
+    x, w = (access for access in one.reads if access.tensor_bytes != 2 * 4)
+    assert (x.axes, w.axes) == ("x", "xy"), "the group depends on the block"
+    assert one.write_bytes == 64 * 64 * FLOAT16, "whole tiles"
+    (thirds,) = work(lowered("THIRDS"))
+    assert [access.uneven for access in thirds.reads if access.steps == 8] == [False, True]
+
+
+def test_fragments_take_registers_as_long_as_they_are_needed_and_threads_wait_for_each_other(lowered: Lowering) -> None:
+    found = work(lowered("SUMMED"))
+    assert [one.fragment_registers for one in found] == [8, 4, 1]  # the row, and its squares or the scaled row
+    assert [one.exchanges for one in found] == [5, 6, 7]  # 128 values are shared by 32, 64 and 128 threads
 
 
 def test_loops_that_depend_on_the_block_count_with_their_average(lowered: Lowering) -> None:
