@@ -12,7 +12,7 @@
 This package imports no other part of atune. Bundles need torch, and for CUDA ``apache-tvm-ffi``. Loading a bundle
 neither unpickles nor imports any part of it, but its libraries are machine code, so load only bundles that you trust.
 
-`stages` and decorated kernels also call libraries through `launch`, so that all calls refuse the same arguments.
+`stages` and decorated kernels also call libraries through `launch`, so that all calls check arguments in the same way.
 """
 
 from atune.bundle.bundle import Bundle, load

@@ -1,4 +1,4 @@
-"""A bundle that can be called, and then chooses a kernel by the sizes in the call."""
+"""A bundle as a callable, which chooses a kernel by the sizes in the call."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ from atune.bundle.manifest import (
 
 OnOtherSizes = Literal["error", "nearest"]
 MOST_PLANS = 4096
-"""Largest number of call signatures that a bundle remembers. At the next signature, a bundle forgets all signatures."""
+"""Largest number of call signatures that a bundle remembers. If there are more, it forgets all signatures."""
 SHOWN_PROBLEMS = 8
-"""Largest number of problems that a message lists."""
 Taking = tuple[BundledKernel, dict[str, int]]
-"""A kernel that takes the arguments of a call, and the values of the kernel's symbolic dimensions in that call."""
+"""The kernel for a call, and the values that the kernel's symbolic dimensions have in that call."""
 
 
 def load(folder: str | os.PathLike[str], *, on_miss: OnOtherSizes = "error") -> Bundle:
@@ -247,7 +246,7 @@ def _bind_all(param: BundleParam, tensor: Any, sizes: dict[str, int]) -> None:
 
 
 def _bind(wanted: Sequence[int | str], given: Sequence[int | str], sizes: dict[str, Any]) -> bool:
-    """Tell whether `given` equals `wanted`. Names in `wanted` have values in `sizes`; missing values are added."""
+    """Tell whether `given` equals `wanted`. `sizes` has the values of names in `wanted`, and gets new ones."""
     return all(
         got == (sizes.setdefault(want, got) if isinstance(want, str) else want)
         for want, got in zip(wanted, given, strict=True)
@@ -255,10 +254,10 @@ def _bind(wanted: Sequence[int | str], given: Sequence[int | str], sizes: dict[s
 
 
 def distance(problem: Mapping[str, Any], call: Mapping[str, Any]) -> float:
-    """Return how far the sizes in a call are from those of `problem`: the sum of the absolute log2 ratios.
+    """Return the distance of the sizes in a call from the sizes in `problem`: the sum of the absolute log2 ratios.
 
     The distance is infinite if an argument that is not a size differs. An argument that the call or the problem lacks
-    does not count. The sum is rounded, so that the last digit of a logarithm does not decide between equal distances.
+    is ignored. The sum is rounded, so that the last digit of a logarithm does not decide between equal distances.
     """
     total = 0.0
     for name, value in call.items():

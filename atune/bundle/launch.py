@@ -32,15 +32,15 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 X86_FEATURES = r"pni|s?sse|avx|amx|fma|f16c|bmi|abm|popcnt|v?aes|sha|gfni|v?pclmul|movbe|adx|xop|tbm|rdrand|rdseed"
 """Beginnings of flags in /proc/cpuinfo that name the instruction sets used by ``-march=native``."""
 TVM_RUNTIME = "libtvm_runtime.so"
-"""tilelang's runtime, by which tvm_ffi loads device code and launches kernels. The files `STUBS` must be next to it."""
+"""tilelang's runtime, with which tvm_ffi loads device code and launches kernels. Its folder must also have `STUBS`."""
 STUBS = "libstub_*.so"
 """Libraries that find and load the libraries of CUDA, or of another vendor, when a program first calls them."""
 TENSORMAP = "libatune_tensormap.so"
-"""The library of ``tensormap.c``. Its function is called by host code, but missing in tilelang's runtime."""
+"""The library of ``tensormap.c``. Host code calls the library's function, which tilelang's runtime lacks."""
 PROVIDED = frozenset({"__tvm_set_device", "__tvm_tensormap_create_tiled"})
 """Names of the functions that a bundle's library may call."""
 REGISTERED = "ffi.Module.load_from_bytes.cuda"
-"""A function that tilelang's runtime registers with tvm_ffi. The runtime is loaded if tvm_ffi has this function."""
+"""Name of a function that tilelang's runtime registers. If tvm_ffi has this function, the runtime is already loaded."""
 _loading = threading.Lock()
 CallPlan = Callable[[Sequence[Any]], Any]
 """A function that calls a kernel with arguments of a fixed signature, and returns what the call of a bundle returns."""
@@ -49,11 +49,11 @@ Wrong = Callable[[str], Exception]
 Launch = Callable[..., None]
 """A function that launches a kernel with all of the kernel's parameters."""
 COUNTABLE = 2**31 - 1
-"""Largest number of elements that a tensor may span, as sizes have 32 bits, unless the code was compiled for more."""
+"""Largest number of elements that a tensor may span, as sizes are 32-bit unless the code was compiled for 64 bits."""
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028235e38}
 """The largest number that each type can hold, approximately. Larger numbers would become infinite."""
 C_TYPES = {"float32": ctypes.c_float, "float64": ctypes.c_double, "int64": ctypes.c_int64, "uint64": ctypes.c_uint64}
-"""C types of the parameters that are numbers. Smaller integers are passed with 32 bits."""
+"""C types of the parameters that are numbers. Integers of other types are passed with 32 bits."""
 
 
 class Libraries:
@@ -135,7 +135,7 @@ def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def _fits(value: Any, dtype: str) -> bool:
-    """Tell whether `dtype` can hold `value`. C integers must be exact; floats must not overflow. Accepts tensors."""
+    """Tell whether `dtype` can hold `value`. Integers must fit exactly; floats must not overflow. Accepts tensors."""
     exact = getattr(ctypes, f"c_{dtype}", None)
     if hasattr(value, "stride"):
         return True
@@ -244,7 +244,7 @@ _DTYPES: dict[str, Any] = {}
 
 
 def torch_dtype(name: str) -> Any:
-    """Return torch's dtype for the dtype that TileLang calls `name`; None if torch has no such dtype."""
+    """Return torch's dtype for the TileLang dtype `name`; None if torch does not have that dtype."""
     if name not in _DTYPES:
         import torch
 

@@ -1,4 +1,4 @@
-"""Errors about bundles, and manifests, which are plain JSON with the digest of every file, checked before loading."""
+"""Errors about bundles, and manifests. A manifest is plain JSON, with every file's digest to check before loading."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ FIELDS = {
     "kernel": str, "target": str, "arch": str, "cpu": {"machine": str, "name": str, "features": [str]},
     "requires": dict, "asks": [str], "problems": [_PROBLEM], "files": dict,
 }  # fmt: skip
-"""Types of the manifest's fields, except schema and digest. A list has items of its type; a tuple lists choices."""
+"""Types of the manifest's fields, except schema and digest. A list gives the type of its items; a tuple lists the
+allowed values."""
 MOST_FILE_BYTES, MOST_MANIFEST_BYTES = 1 << 30, 16 << 20
 """Largest size of a file in a bundle, and of its manifest, in bytes."""
 MANIFEST, RUNTIME = "manifest.json", "runtime"
@@ -64,7 +65,6 @@ class BundledKernel:
     """The winner of one problem."""
 
     problem: Mapping[str, Any]
-    """The problem's arguments, by name."""
     library: str
     """SHA-256 of the library."""
     symbol: str
@@ -82,7 +82,7 @@ class BundledKernel:
         return tuple(i for i in range(len(self.params)) if i not in self.outputs)
 
     def given(self, count: int) -> tuple[int, ...] | None:
-        """Return which positions `count` arguments have: all parameters or all inputs; None for any other count."""
+        """Return the positions of all parameters or of all inputs, depending on `count`; None for any other number."""
         if count == len(self.params):
             return tuple(range(count))
         return self.inputs if count == len(self.inputs) else None
@@ -94,7 +94,7 @@ def named(problem: Mapping[str, Any]) -> str:
 
 
 def manifest_digest(plain: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a manifest without its field ``digest``."""
+    """Return the SHA-256 of a manifest from which the field ``digest`` is removed."""
     content = {name: value for name, value in plain.items() if name != "digest"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 

@@ -3,7 +3,7 @@ If there is a prior, the process predicts the prior's error for each candidate i
 
 Sources: Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions (Journal of Global
 Optimization 1998), for the expected improvement. Ginsbourger, Le Riche and Carraro, Kriging Is Well-Suited to
-Parallelize Optimization (2010), for candidates without an outcome, which count as if they had their predicted value.
+Parallelize Optimization (2010), for candidates without an outcome, which are assumed to have their predicted speed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from atune.engine.strategy import DUPLICATE, Encoding, Searched
 from atune.model.candidate import failed_values
 
 LEAST_DRAWN, MOST_DRAWN = 4, 8
-"""Least and largest number of candidates to draw at first. Between these limits, a quarter of the budget is drawn."""
+"""Least and largest number of candidates to draw at first. Within these limits, a quarter of the budget is drawn."""
 LEAST_OUTSTANDING = 16
 """With a prior, at least this many candidates may be outstanding."""
 SMALL_BUDGET, SMALL_BUDGET_SHARE, BUDGET_SHARE = 48, 0.25, 0.4
-"""Shares of a budget's candidates that may be outstanding. The first is for budgets up to `SMALL_BUDGET`, so that most
-proposals can use outcomes. The second is for larger budgets, so that compile workers get whole groups."""
+"""Shares of a budget's candidates that may be outstanding. The first share is for budgets up to `SMALL_BUDGET`, so that
+most proposals can use outcomes. The second is for larger budgets, so that compile workers get whole groups."""
 POWER = 2
 """Exponent in a candidate's speed, (fastest latency / own latency) ** `POWER`. A failed candidate has speed 0."""
 CHANGE_DECAY, DISTANCE_DECAY = 0.15, 0.35
@@ -34,20 +34,20 @@ NOISE = 1e-3
 """Variance of a measurement, as a share of the variance of all candidates."""
 ERROR_DEVIATION, ERROR_WEIGHT = 0.08, 2.0
 """Usual deviation of the prior's logarithmic errors, and the number of observed errors with the same weight (the
-conjugate prior of a variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The moments of ten recorded
-spaces are 0.075 and 1.6. Without any one space, the moments are 0.071 to 0.086, and 1.3 to 1.9."""
+conjugate prior of a variance, A. Gelman et al., Bayesian Data Analysis, 3rd ed. 2013, 2.6). The values that fit ten
+recorded spaces are 0.075 and 1.6. If any one space is left out, the values are 0.071 to 0.086, and 1.3 to 1.9."""
 NO_ESTIMATE, NUDGE = -1e3, 1e-9
-"""Value that puts candidates without an estimate last, and the largest random change that breaks a tie of estimates."""
+"""`NO_ESTIMATE`: value that puts candidates without an estimate last. `NUDGE`: largest random change to break a tie."""
 MOST_POOL, MOST_ROWS, RENEW_AFTER = 8192, 512, 64
 """A process considers about `MOST_POOL` candidates at most. A process remembers at most `MOST_ROWS` tried candidates:
-the fastest and the latest. After `RENEW_AFTER` candidates, a new process chooses both again."""
+the fastest and the latest. After `RENEW_AFTER` candidates, a new process chooses both sets again."""
 
 
 class Process:
-    """A Gaussian process over the candidates in `pool`, which learns of one candidate after another.
+    """A Gaussian process over the candidates in `pool`. The process learns of one candidate after another.
 
-    It keeps the rows of a Cholesky factor, and the rows of the factor's product with all covariances. Learning of one
-    more candidate therefore takes time in proportion to the number of rows times the size of the pool.
+    The process keeps the rows of a Cholesky factor, and the rows of the factor's product with all covariances. Learning
+    of one more candidate therefore takes time in proportion to the number of rows times the size of the pool.
     """
 
     def __init__(self, kernels: Sequence[NDArray[np.float64]], places: NDArray[np.int64], pool: list[int]) -> None:
@@ -62,7 +62,7 @@ class Process:
         return candidate in self.at
 
     def learn(self, candidate: int) -> None:
-        """Reduce the variance of a candidate without an outcome that is being tried, and of similar candidates."""
+        """Reduce the variance of a candidate that is being tried and has no outcome yet, and of similar candidates."""
         number, count = self.at[candidate], len(self.learned)
         if count == len(self._rows):
             self._factor = np.pad(self._factor, (0, count))
@@ -119,7 +119,7 @@ class Bayesian:
         self._kernels = [_kernel(len(axis.values), ordered=axis.ordered) for axis in encoding.axes]
         self._process: Process | None = None
         self.asked = dict[int, None]()
-        """All candidates that were asked for, in order."""
+        """All candidates that `ask` returned, in order."""
         self.latencies = dict[int, float]()
         """Latencies of the candidates with an outcome; infinite for candidates that failed."""
         self._reasons = dict[int, str]()

@@ -32,10 +32,10 @@ from atune.model.jobs import MeasureJob, PrepareJob, StartJob
 from atune.model.measurement import Measurement, Timing, fastest_ms
 
 DEVICE_STARTS = 3
-"""Number of failed starts in a row after which the engine gives up a device."""
+"""Number of consecutive failed starts after which the engine stops using a device."""
 ENDED_BETWEEN = "the device's process ended between two candidates"
 N_NEIGHBOURS = 3
-"""Least number of measured neighbours with which a candidate's latency is compared."""
+"""Least number of measured neighbours that are needed to call a candidate's latency doubtful."""
 DOUBTFUL_SHARE = 0.4
 """A latency below this share of the fastest neighbour's latency is doubtful."""
 
@@ -67,7 +67,7 @@ class BenchmarkStage:
                 self._fastest.setdefault(measured.device, measured.timing.latency_ms)
 
     def usable(self) -> list[DeviceWorker]:
-        """Return the workers whose device was neither given up nor excluded."""
+        """Return the workers of the devices that are still in use."""
         return [worker for worker in self.workers if worker.name not in self._excluded | self._given_up]
 
     async def serve(self, artifacts: MemoryObjectReceiveStream[Artifact]) -> None:
@@ -99,7 +99,7 @@ class BenchmarkStage:
                     self.run.wake()
 
     async def _next(self, worker: DeviceWorker, artifacts: MemoryObjectReceiveStream[Artifact]) -> Artifact | None:
-        """Return an artifact that a device put back, or else the stream's next; None if no artifact is left."""
+        """Return an artifact that a device put back, or else the stream's next one; None if no artifact is left."""
         while worker.name not in self._excluded:
             if self._again:
                 return self._again.popleft()
@@ -118,8 +118,8 @@ class BenchmarkStage:
         return None
 
     def _put_back(self, *artifacts: Artifact) -> None:
-        """Queue `artifacts` for other devices. Devices that wait for the stream must wake, because the stream may
-        continue only once these artifacts have outcomes."""
+        """Queue `artifacts` for other devices. Wake devices that wait for the stream, because the stream may continue
+        only after `artifacts` have outcomes."""
         self._again.extend(artifacts)
         for waiting in list(self._waiting):
             waiting.cancel()
@@ -184,7 +184,7 @@ class BenchmarkStage:
         outliers = {name: factor for name, factor in factors.items() if abs(factor - 1) > SPEED_TOLERANCE}
         for name, factor in outliers.items():
             measured = [m.index for m in self.state.ranked() if m.device == name]
-            reason = f"the reference takes {factor:.3f} times as long on device {name} as on the others"
+            reason = f"the reference takes {factor:.3f} times as long on device {name} as on the other devices"
             self.emit(DeviceExcluded, worker=name, device=name, reason=reason)
             self._excluded.add(name)
             del self._speeds[name]
@@ -272,7 +272,7 @@ class BenchmarkStage:
         self.emit(DeviceLost, worker=worker.name, device=worker.name, reason=reason, kill_s=kill_s)
 
     async def start(self, worker: DeviceWorker) -> bool:
-        """Start a device's process. Returns False if this fails for good. Raises `DevicesLost` if no device is left."""
+        """Start a device's process. Returns False if all attempts fail. Raises `DevicesLost` if no device is left."""
         for attempt in range(DEVICE_STARTS):
             began = self.run.recorder.elapsed_s
             try:

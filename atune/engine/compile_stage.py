@@ -2,7 +2,7 @@
 
 First, one worker finds the roles of the kernel's parameters. This module then takes a candidate from *lowered* to
 *built*: `Screen` judges the lowered candidate, the scheduler decides when to build it, and `deliver` queues its
-artifact. Meanwhile, a worker compares cicc's library with nvcc's for a compiler state that was not compared before.
+artifact. Meanwhile, a worker compares cicc's library with nvcc's library for each new compiler state.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class CompilerStates:
                 self.run.wake()
 
     async def compare(self, worker: CompileWorker) -> None:
-        """Compare the next state in the queue. If the worker is lost, the state counts as not compared."""
+        """Compare the next state in the queue. If the worker is lost, the state remains without a comparison."""
         artifact = self.due.pop(0)
         self.under_way += 1
         try:
@@ -117,13 +117,13 @@ class CompilerStates:
 
 
 LEAST_COMPILED = 8
-"""Number of candidates that must have been compiled before any compile can count as hopeless."""
+"""Number of candidates that must have been compiled before the engine ends any compile as hopeless."""
 QUANTILE = 0.9
 FACTOR = 5.0
-"""A compile may take as long as the `QUANTILE` of the other compile times, times this factor."""
+"""Longest allowed time of a compile, as a multiple of the `QUANTILE` of the other compile times."""
 LAST_FACTOR, LAST_SHARE = 2.0, 1 / 3
-"""The factor for the last candidates, at most this share of all, when the run waits for nothing else. Kernels that an
-H100 and an H200 compiled for so long were 3 to 80 times slower than the winner."""
+"""`LAST_FACTOR`: the factor when the run waits only for its last candidates. `LAST_SHARE`: largest share of candidates
+that are last. On an H100 and an H200, kernels that compiled for so long were 3 to 80 times slower than the winner."""
 FLOOR_S = 10.0
 """Shortest limit in seconds, because a busy machine may delay any compile by as much time."""
 STEP_S = 1.0
@@ -166,7 +166,7 @@ class CompileStage:
         self._undecided: dict[int, Lowered] = {}
         """Lowered candidates without a verdict, which are judged again when other candidates are lowered."""
         self._repeated: set[int] = set()
-        """Candidates that lost their worker once, and are tried again. A second loss counts as a failure."""
+        """Candidates that lost their worker once, and are tried again. A second loss is a failure."""
         self._unlowered = Counter[str]()
         """Number of lowering failures with each message, except failures that a line of the user's code raised."""
         self._idle = anyio.Lock(fast_acquire=True)
@@ -207,7 +207,7 @@ class CompileStage:
                     scope.cancel()
 
     def _is_hopeless(self, group: Sequence[Lowered], began_s: float) -> bool:
-        """Return whether a group takes too long, unless the prior expects a member to be faster than all measured."""
+        """Return whether a group takes too long, unless the prior expects a member to beat all measured candidates."""
         state = self.run.recorder.state
         limit = limit_s(state, group, self.state.work_of(group), self._timeout_s, LAST_FACTOR)
         others = self._ended.get(group[0].index, set()).difference(lowered.index for lowered in group)
@@ -224,7 +224,7 @@ class CompileStage:
 
     def _next(self) -> Callable[[CompileWorker], Awaitable[None]] | None:
         """Return a free worker's next step: a job, or the comparison of a state. The final waits for the comparison, so
-        it starts once each worker has had a group, or once no job can start."""
+        the comparison starts once each worker has had a group, or once no job can start."""
         self._update()
         free = self.state.busy < self.state.workers - self.state.hints.resting
         compare = self._states.compare if self._states is not None and self._states.due and free else None
@@ -254,7 +254,7 @@ class CompileStage:
             self.run.wake()
 
     def _row(self) -> list[Candidate]:
-        """Take the next candidate, and the one after it if they differ in one axis, so their lowering may be shared."""
+        """Take the next candidate, or the next two if they differ in one axis, so they may share their lowering."""
         count = 2 if self.state.waiting > self.state.workers else 1
         row = [self._back.popleft() if self._back else self._proposals.receive_nowait() for _ in range(count)]
         if count == 2 and differences(row[0].config, row[1].config) != 1:

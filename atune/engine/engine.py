@@ -133,7 +133,7 @@ class Engine:
             until_ended.cancel_scope.cancel()
 
     async def _find_and_compile(self, plan: Plan, worker: CompileWorker, compiling: CompileStage) -> None:
-        """Have the first compile worker find the parameters' roles, and then compile."""
+        """Let the first compile worker find the roles of the parameters, and then compile."""
         run = self._run
         if plan.default and run.recorder.state.entry(plan.default[0].index).lowered:  # an earlier part lowered it
             lowered = await worker.run(LowerJob(plan.default[0]))

@@ -20,7 +20,7 @@ from atune.model.measurement import CLOSE, FinalEntry, Timing, ratio_interval
 from atune.model.settings import BenchmarkSettings
 
 ERROR_PROBABILITY = 0.05
-"""Probability of a wrong decision in a final, which all comparisons of the `INTERIM_LOOKS` share (Bonferroni)."""
+"""Probability of a wrong decision in a final, summed over all comparisons at all `INTERIM_LOOKS` (Bonferroni)."""
 TIE = 0.002
 """Two finalists are equally fast if the confidence interval of their latencies' ratio is within this distance of 1."""
 SEEDS = (1, 2)
@@ -28,7 +28,7 @@ SEEDS = (1, 2)
 
 
 def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[int]:
-    """Return the contenders to time in further rounds: the leader, and each that may be as fast as the leader.
+    """Return the contenders for further rounds: the leader, and each contender that may be as fast as the leader.
 
     The list is empty if every other contender is known to be slower than the leader, or as fast as the leader. A
     contender with fewer samples than others was found to be slower in an earlier round, so it is ignored.
@@ -43,11 +43,11 @@ def unsettled(timings: Mapping[int, Timing], contenders: Sequence[int]) -> list[
 def final_order(
     timings: Mapping[int, Timing], contenders: Sequence[int], keys: Mapping[int, str], default: int | None = None
 ) -> tuple[list[FinalEntry], tuple[int, ...]]:
-    """Return all entries, with the winner first and the others by latency, and the candidates as fast as the winner.
+    """Return all entries (the winner, then the others by latency), and the candidates that are as fast as the winner.
 
-    The winner is the leader if it is faster than all others. Otherwise, among the leader and the candidates that are as
-    fast, the smallest config key wins, so that repeated runs agree. The `default`, if it is a contender, loses only to
-    a candidate that gains at least `CLOSE`, with a 95 % interval of the gain that excludes 1.
+    The winner is the leader if it is faster than all others. Otherwise, of the leader and the candidates that are as
+    fast, the one with the smallest config key wins, so that repeated runs agree. The `default`, if it is a contender,
+    loses only to a candidate that gains at least `CLOSE`, with a 95 % interval of the gain that excludes 1.
     """
     playing = _most_timed(timings, contenders)
     leader = min(playing, key=lambda i: (timings[i].latency_ms, keys[i]))
@@ -68,9 +68,9 @@ def final_order(
 def finalists(
     measured: Sequence[CandidateMeasured], reference_ms: Mapping[str, float], most: int
 ) -> list[CandidateMeasured]:
-    """Return the `most` fastest candidates, and the `most` fastest in relation to the reference on the same device.
+    """Return the `most` fastest candidates, and the `most` fastest relative to the reference on the same device.
 
-    `measured`: the fastest first. The relation to the reference keeps good candidates that a slower device measured.
+    `measured`: the fastest first. Relative latencies keep good candidates that a slower device measured.
     """
     if not {m.device for m in measured} <= reference_ms.keys():
         return list(measured[:most])
@@ -99,17 +99,17 @@ NO_FINAL = "no final: no device is left to time the finalists on"
 FINAL_S = 5.0
 """Seconds after which the final begins no further round, even if the order is not settled."""
 MOST_LOSSES = 2
-"""Number of processes that a final may lose. An unknown finalist is the culprit, and may kill further processes."""
+"""Number of processes that a final may lose. The finalist that ended a process is unknown, and may end more."""
 INTERIM_LOOKS = 10
 """Largest number of times that the order is examined: after the first rounds, and after each further set of rounds."""
 
 
 class _FinalistsFailed(Exception):
-    """Finalists gave wrong results after they were timed, so the round's timings do not count. `args`: the failures."""
+    """Finalists gave wrong results after they were timed, so the round's timings are invalid. `args`: the failures."""
 
 
 class FinalStage:
-    """Times finalists again on one device, after getting the libraries of finalists that an earlier part measured.
+    """Gets the libraries of finalists that an earlier part measured, then times all finalists again on one device.
 
     `candidate`: a function that returns the candidate with a given index.
     """
@@ -132,7 +132,7 @@ class FinalStage:
         """Time the best few candidates and the default again, in turn. `wrong`: candidates that need another library.
 
         A finalist with wrong results becomes a failure, and the others are timed again. If the journal already holds a
-        final, that final counts, and the winner is compiled again only if its library is missing.
+        final, no new final is run, and the winner is compiled again only if its library is missing.
         """
         again = set(wrong)
         while await self._time_finalists(again):
@@ -219,7 +219,7 @@ class FinalStage:
         return False
 
     async def _bits_differ(self, worker: DeviceWorker, chosen: Sequence[int]) -> bool:
-        """Compare the output bits of finalists and default on inputs drawn with `SEEDS`. Returns whether any differ."""
+        """Compare the finalists' output bits with the default's, on inputs from `SEEDS`. Returns whether any differ."""
         if (default := self._default()) is None or default not in chosen:  # the default could not be compiled again
             return False
         bits = await worker.run(BitsJob(tuple(self.run.artifacts[i] for i in chosen), self.run.roles, SEEDS))
@@ -285,7 +285,7 @@ class FinalStage:
                 tasks.start_soon(rebuild, worker)
 
     async def _rebuild(self, worker: CompileWorker, candidate: Candidate) -> str:
-        """Compile a candidate again. Returns the reason if this fails, or else an empty string."""
+        """Compile a candidate again. Returns the reason for a failure, or else an empty string."""
         lowered = await worker.run(LowerJob(candidate))
         if isinstance(lowered, Failure) and lowered.doubt:
             lowered = await worker.run(LowerJob(candidate))

@@ -17,7 +17,7 @@ class CompileHints(msgspec.Struct, frozen=True):
     """Hints from the compilers to the scheduler."""
 
     builds: bool = True
-    """Whether groups may start. Otherwise building will soon be so much cheaper that even a waiting device gains."""
+    """Whether groups may start. If not, building will soon become so cheap that even an idle device should wait."""
     resting: int = 0
     """Number of workers that start no new job, because measuring devices need their cores."""
     alike: int = 0
@@ -52,7 +52,7 @@ def ignored(*_: object) -> None:
 
 
 class Machine(Protocol):
-    """Compilers and devices of one run. `sleep` waits for seconds of the time in which its workers do jobs."""
+    """Compilers and devices of one run. The clock of `sleep` is the clock of the workers' jobs."""
 
     def open(
         self, warn: Callable[[str], None] = ignored, wake: Callable[[], None] = ignored

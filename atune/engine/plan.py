@@ -20,7 +20,7 @@ DEATHS = 2
 
 
 class Plan:
-    """The work of a run of `spec` that the journal's `state` still lacks. Indices are the indices of the journal.
+    """The work of a run of `spec` that the journal's `state` still lacks. All indices are the journal's indices.
 
     `given`: the strategy's name, or the user's own strategy. `default`: the default configuration's index. `advice`:
     configurations to try before the strategy's proposals. `prior`: whether there is a prior.
@@ -57,7 +57,7 @@ class Plan:
         self.to_survey = prior and state.surveyed is None and uses_prior(given, total)
         """Whether the space must be surveyed before the strategy is made."""
         self.redo = list[Candidate]()
-        """Candidates without an outcome that an earlier part proposed."""
+        """Candidates that an earlier part proposed, and that have no outcome."""
         self.suspects = dict[int, str]()
         """For each candidate that must not be tried again, the device that was measuring it when the program died."""
         self.codes = dict[str, int]()

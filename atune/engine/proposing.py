@@ -32,8 +32,8 @@ T = TypeVar("T")
 SURVEYED = 4096
 """Largest number of candidates to survey. From a larger space, the seed draws a sample of this size."""
 CHUNK, CHUNKS_EACH = 16, 2
-"""Largest number of candidates in a chunk, and number of chunks that each worker should still get, so that all workers
-end together. A worker answers with the candidates that it finished in its time slice."""
+"""`CHUNK`: largest number of candidates in a chunk. `CHUNKS_EACH`: number of chunks that each worker should still get,
+so that all workers end together. A worker answers with the candidates that it finished in its time slice."""
 SHARE_OF_TIME = 0.1
 """Share of a time budget after which the survey starts no further candidates."""
 ORDERING_S = 2.0

@@ -85,11 +85,11 @@ class Listeners:
 
 
 EVENTS_AT_ONCE = 100
-"""Number of past events to fold, or of outcomes to tell a strategy, before the event loop gets a turn (2 ms)."""
+"""Number of past events to fold, or of outcomes to pass to a strategy, until the event loop gets a turn (2 ms)."""
 
 
 class Recorder:
-    """Numbers, stamps, writes, folds and passes on events. Emitting is synchronous, so that events have one order."""
+    """Records events, and passes them to listeners. Emitting is synchronous, so that events have one order."""
 
     def __init__(self, journal: Journal | None = None, listeners: tuple[Listener, ...] = ()) -> None:
         self.state = State()
@@ -104,7 +104,7 @@ class Recorder:
     async def go_on(self, past: Iterable[Event]) -> None:
         """Fold the events of the run's earlier parts, in slices that do not block the event loop.
 
-        Listeners get these events before any new one, and the run's clock continues from the last event.
+        Listeners get the past events before any new event, and the run's clock continues from the last event.
         """
         for count, event in enumerate(past, 1):
             self._hand_on(event)
@@ -132,7 +132,7 @@ class Recorder:
         return self._before_s + self.part_s
 
     def emit(self, kind: type[Event], /, *, worker: str = "engine", **fields: Any) -> None:
-        """Record an event. Raises `MachineError` if the journal cannot be written, because the run must end then."""
+        """Record an event. If the journal cannot be written, raises `MachineError` to end the run."""
         event = kind(seq=self._seq, time=round(time.time(), 6), mono=round(self.elapsed_s, 6), worker=worker, **fields)
         if self.journal is not None:
             self.journal.append(event)
@@ -158,18 +158,18 @@ class Run:
         self.recorder = recorder or Recorder()
         self.outcomes = Outcomes(self.recorder, self.wake)
         self.artifacts: dict[int, Artifact] = {}
-        """Libraries of the measured candidates, for the final."""
+        """Libraries of the measured candidates. The final times some of these libraries again."""
         self.lowered: Lowered | None = None
         """The first lowered candidate, for whose parameters devices make inputs; None until a candidate is lowered."""
         self.default: Lowered | None = None
-        """The lowered default, or None. Devices use its parameters if the inputs misfit the first lowered candidate."""
+        """The lowered default, or None. Devices use the default if the inputs misfit the first lowered candidate."""
         self.roles = Roles()
-        """Roles of the parameters in the default or, if it does not elaborate, in the first candidate that does."""
+        """Parameter roles in the default or, if the default does not elaborate, in the first candidate that does."""
         self.found_roles = anyio.Event()
         self.limits = DeviceLimits()
         """Hard limits of every device."""
         self.figures: Figures | None = None
-        """The devices' figures, for the prior; None if it does not know them."""
+        """The figures from which the prior estimates latencies; None if the prior does not know the devices."""
         self.spec: WorkloadSpec
         self.stopping = ""
         """The reason why the run is stopping and starts nothing more; empty if the run is not stopping."""
@@ -182,7 +182,7 @@ class Run:
         self._changed = anyio.Event()
 
     def stop(self, reason: str) -> None:
-        """Start nothing more, but let jobs under way end. If there are several reasons, the first counts."""
+        """Start nothing more, but let jobs under way end. If `stop` is called again, the first reason is kept."""
         self.stopping = self.stopping or reason
         self.wake()
 
@@ -225,7 +225,7 @@ class Outcomes:
     def __init__(self, recorder: Recorder, wake: Callable[[], None]) -> None:
         self.recorder, self._wake = recorder, wake
         self.untold: deque[SettledOutcome] = deque()
-        """Outcomes on the disk, which the strategy must be told before it is asked again."""
+        """Outcomes on the disk that the strategy must learn before the engine asks the strategy again."""
         self._unsynced: deque[SettledOutcome] = deque()
         self._to_sync = anyio.Event()
         self._acknowledging = anyio.Lock()
@@ -233,7 +233,7 @@ class Outcomes:
     def settled(
         self, index: int, latency_ms: float | None = None, best: tuple[int, float] | None = None, worker: str = "engine"
     ) -> None:
-        """Have a candidate's outcome acknowledged as soon as it is on the disk, and return without waiting."""
+        """Queue a candidate's outcome, which is acknowledged as soon as it is on the disk. Returns without waiting."""
         self._unsynced.append(SettledOutcome(index, latency_ms, best, worker))
         if self.recorder.journal is None:
             self._tell(1)
@@ -244,7 +244,7 @@ class Outcomes:
         self._to_sync.set()
 
     async def keep_synced(self) -> None:
-        """Sync the journal whenever there are new outcomes. Outcomes recorded during a sync share the next sync."""
+        """Sync the journal after new outcomes. Outcomes that are recorded during a sync wait for the next sync."""
         while True:
             await self._to_sync.wait()
             self._to_sync = anyio.Event()

@@ -11,8 +11,8 @@ from atune.engine.interfaces import CompileHints
 from atune.model.artifact import Lowered
 
 MAX_GROUP = 16
-"""Largest size of a group that the engine chooses itself, at which parsing headers is a small share of the cost. The
-unit is the compile of a kernel with few accumulators (`work_of`), unless the user gave a number of candidates."""
+"""Largest size of a group that the engine chooses itself. At this size, parsing headers is a small share of the cost.
+The unit is the compile of a kernel with few accumulators (`work_of`), unless the user gave a number of candidates."""
 MIN_GROUP = 4
 LOWERING = 1.0
 """Time to lower a candidate, as a multiple of the time of one compile."""
@@ -25,7 +25,7 @@ COSTLY_REGISTERS = 100.0
 """Above this many registers per thread, compile time is proportional to the accumulators. Measured: 0.35 s with few
 registers, 0.9 s with 256, 2.3 s (1.3 to 4) with 512."""
 LONG_LOOP, LONG = 1024, 4
-"""Loops of at least this many iterations per thread, and `LONG` times those of the median kernel, are long to unroll.
+"""Loops with at least this many iterations per thread, and `LONG` times the median kernel's iterations, unroll slowly.
 Measured: 0.15 s with 20 to 160 iterations, 4 to 5 s with 2,560, 11 to 16 s with 5,120, 40 to 50 s with 10,240."""
 
 
@@ -47,7 +47,7 @@ Job = Lower | Build
 
 @dataclass
 class CompileState:
-    """The state of the compile stage for the scheduler. `workers`, `devices`: the numbers of workers and of devices."""
+    """The compile stage's state, as the scheduler sees it. `workers`, `devices`: the numbers of workers and devices."""
 
     workers: int
     devices: int
@@ -75,9 +75,9 @@ class CompileState:
     building: int = 0
     comparing: int = 0
     lengths: list[int] = field(default_factory=list)
-    """Lengths of the device sources seen, in bytes, sorted."""
+    """Lengths of all device sources so far, in bytes, in ascending order."""
     iterations: list[int] = field(default_factory=list)
-    """Iterations per thread of the kernels seen, sorted."""
+    """Iterations per thread of all kernels so far, in ascending order."""
 
     def add(self, lowered: Lowered, *, deferred: bool = False) -> None:
         if lowered.facts.source_bytes is not None:
@@ -163,7 +163,7 @@ class CompileState:
 
     @property
     def _coming(self) -> bool:
-        """Whether more candidates will be proposed without waiting for measurements."""
+        """Whether the strategy will propose more candidates without waiting for measurements."""
         return self.proposing and not self.held
 
     def _ready_share(self) -> float:
@@ -185,7 +185,7 @@ class CompileState:
     def _left_of(self, known: Sequence[Lowered], lowering: float) -> float:
         """Return the work of the `known` candidates and of candidates still to be lowered, in units of one compile.
 
-        A candidate still to be lowered counts as an average known candidate plus `lowering`.
+        A candidate still to be lowered has the work of an average known candidate plus `lowering`.
         """
         work = self._work_of_many(known)
         each = work / len(known) if known else 1.0

@@ -1,6 +1,6 @@
 """Decisions on lowered candidates: build now, build last, wait, or do not build.
 
-The facts from lowering decide: whether a candidate can run, is likely to lose, or has one of the best layouts.
+The facts from lowering show whether a candidate can run, is likely to lose, or has one of the best layouts.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Programming Guide, compute capabilities)."""
 class Verdict:
     """The decision on a lowered candidate.
 
-    ``build``: build the candidate now. ``defer``: build it last. ``wait``: judge it again when other candidates are
-    lowered. ``duplicate``: it has the same code as candidate `same_as`. ``prune``: do not build it, for the reason
-    `why`. `likely`: whether the only reason is that the candidate is likely to lose. `instead`: the candidate to which
-    it is likely to lose, or None.
+    ``build``: build the candidate now. ``defer``: build the candidate last. ``wait``: judge the candidate again when
+    other candidates are lowered. ``duplicate``: the candidate has the same code as candidate `same_as`. ``prune``: do
+    not build the candidate, for the reason `why`. `likely`: whether the only reason is that the candidate is likely to
+    lose. `instead`: the candidate that will probably win instead, or None.
     """
 
     becomes: Literal["build", "defer", "wait", "duplicate", "prune"]
@@ -49,7 +49,7 @@ class Screen:
     """Judges the lowered candidates of a run.
 
     `codes`: candidates by the key of their code, from earlier parts of the run. `skips`: whether to prune likely losers
-    rather than build them last. `layouts`: the choice among layouts; None to build all. `default`: the default
+    rather than build them last. `layouts`: the choice among layouts; None to build all layouts. `default`: the default
     configuration's index. The default is built immediately if it can run, because the winner is compared with it.
     """
 
@@ -160,7 +160,7 @@ class LayoutChoice:
 
 
 def layout_choice(spec: WorkloadSpec, candidates: Mapping[int, Candidate], most: int | None) -> LayoutChoice | None:
-    """Return the choice for a run that measures `most` layouts of a configuration; None if the run measures all.
+    """Return the choice for a run that measures `most` layouts of a configuration; None if it measures all layouts.
 
     Raises `UsageError` if the space has no axis of layouts, or is so large that only a sample is searched.
     """

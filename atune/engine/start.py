@@ -128,7 +128,7 @@ class Start:
         return accepted
 
     def _plan(self, spec: WorkloadSpec, strategy: str, advice: tuple[Advice, ...]) -> Plan:
-        """Make the plan, the choice of layouts and, unless it needs a survey first, the strategy. Runs in a thread."""
+        """Make the plan, the choice of layouts and, if the strategy needs no survey, the strategy. Runs in a thread."""
         state, settings = self.recorder.state, self.settings
         plan = Plan(
             spec,

@@ -30,10 +30,10 @@ DUPLICATE = "duplicate"
 class Strategy(Protocol):
     """Proposes candidates by index. The engine calls the methods in threads, but never two at the same time.
 
-    A resumed run makes a new object, and tells the object all earlier outcomes before asking. If the object then
-    proposes a candidate that was tried before, the engine ignores the proposal and asks again. Two attributes are
-    optional. The method `begin` gets the `Searched` before any other call. The integer `most_outstanding` is the number
-    of proposed candidates that may now lack an outcome.
+    A resumed run makes a new object, and calls `tell` for each earlier outcome before the first `ask`. If the object
+    then proposes a candidate that was tried before, the engine ignores the proposal and asks again. Two attributes are
+    optional. The method `begin` gets the `Searched` before any other call. The integer `most_outstanding` limits the
+    number of proposed candidates without an outcome, and may change.
     """
 
     name: str
@@ -45,18 +45,18 @@ class Strategy(Protocol):
         """Learn a candidate's outcome: its latency in ms, or None and the `reason` why it has no latency of its own.
 
         The reason is the kind of the failure (such as ``timeout``, ``mismatch`` or ``compile``), ``pruned`` for a
-        device limit, or `DUPLICATE`. If a candidate's outcome is told again, the new latency counts.
+        device limit, or `DUPLICATE`. If `tell` is called again for a candidate, the new latency replaces the old one.
         """
 
 
 @dataclass(frozen=True)
 class Searched:
-    """The space to search, by the candidates' indices. Candidates that failed in the survey or come last are left out.
+    """The space to search, by candidate index. Candidates that failed in the survey or are tried last are left out.
 
     `budget`: the largest number of candidates that will be tried; None if unknown. `prior`: estimates by index, in
-    milliseconds, or in a unit in which half is twice as good. Candidates without an estimate above 0 come last.
-    `facts`: further numbers by index and name. `default`: the default configuration's index, if the space has it. The
-    engine always tries the default first, and then `advised`, the fastest candidates of other runs.
+    milliseconds, or in a unit in which half the value is twice as good. Candidates without an estimate above 0 come
+    last. `facts`: further numbers by index and name. `default`: the default configuration's index, if the space has it.
+    The engine always tries the default first, and then `advised`, the fastest candidates of other runs.
     """
 
     configs: Mapping[int, Config]
@@ -106,7 +106,7 @@ class Guarded:
     def full(self, outstanding: int, workers: int) -> bool:
         """Return whether too many candidates are `outstanding` to ask for another candidate.
 
-        The answer then stays True until many candidates may be asked for together, because small groups compile slowly.
+        The answer then stays True until the engine can ask for many candidates, because small groups compile slowly.
         """
         if self.enough is not None and self.enough.full(outstanding):
             return True
@@ -200,7 +200,7 @@ class Enough:
 
 
 def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
-    """Return what strategies are told about candidate `index`: its latency in ms, or None and a reason.
+    """Return the outcome that strategies get for candidate `index`: its latency in ms, or None and a reason.
 
     The reason is a failure's kind, ``pruned`` or `DUPLICATE`, even if the duplicate's code is not measured yet.
     """
@@ -215,9 +215,9 @@ def latency_or_reason(state: State, index: int) -> tuple[float | None, str]:
 _ABSENT = object()
 """Placeholder for a configuration's value on an axis that the configuration lacks."""
 SPREAD = 4096
-"""Number of draws that are spread over the axes. These draws cover all axes, so later draws need not be spread."""
+"""Number of candidates that are drawn so that each axis's values are equally frequent. Later draws are plain."""
 SPREAD_TRIES = 16
-"""For each spread draw, this many candidates are drawn, and the candidate with the rarest values is taken."""
+"""For each of the first `SPREAD` draws, this many candidates are drawn, and the one with the rarest values is taken."""
 
 
 class Axis:
@@ -325,7 +325,7 @@ class FixedOrder:
 
 
 def _random(searched: Searched) -> FixedOrder:
-    """Return the candidates in a random order, drawn with the seed. The order's beginning is spread over the axes."""
+    """Return the candidates in a random order, drawn with the seed. The first candidates cover each axis evenly."""
     indices = list(searched.configs)
     order = Encoding(list(searched.configs.values())).spread_order(searched.seed)
     begin = list(islice(order, SPREAD))  # the slow part, which is done before the first answer

@@ -114,7 +114,7 @@ def explicit_kernel(call: Call) -> Any:
 
 
 def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, winner: Winner | None) -> Roles:
-    """Return the roles of the kernel's parameters. The tuning's roles are used if they are known and fit.
+    """Return the roles of the kernel's parameters. If the roles from the tuning fit the kernel, return these roles.
 
     Each call of an eager kernel passes all tensors of the kernel, including the outputs.
     """
@@ -392,14 +392,14 @@ class Autotuned(TunedKernel):
         return 0 if cache is None else cache.clear(mine)
 
     def has_result(self) -> bool:
-        """Tell whether the result cache has a result, for any problem, of the kernel's current source."""
+        """Tell whether the result cache has a result for the kernel's current source, no matter for which problem."""
         cache, name = self.options.cache, self.options.workload.get("name") or self.__name__
         with suppress(Exception):  # the call will report the error
             return cache is not None and any(map(self._is_mine(), cache.entries(kernel=name)))
         return False
 
     def _is_mine(self) -> Callable[[CacheEntry], bool]:
-        """Return a function that tells whether a result (for any problem or space) has the kernel's current source."""
+        """Return a function that tells whether a cached result belongs to the kernel's current source."""
         source = functools.cache(lambda tuned: kernel_fingerprint(self.kernel, without_defaults=tuned))
         return lambda entry: bool(entry.parts.source == source(frozenset(entry.config)))
 
@@ -474,7 +474,7 @@ class Tuned(Winner, frozen=True, kw_only=True):
     """A winner that a decorated kernel uses in this program.
 
     `kernel`: the kernel's name. `key`: the tuning's key, usually a dictionary of arguments. `source`: ``tuned`` (by
-    this program), ``cache`` (the result cache) or ``shipped`` (a file). `result`: the tuning's result, if known.
+    this program), ``cache`` (the result cache) or ``shipped`` (a file). `result`: the tuning's result, or None.
     """
 
     kernel: str

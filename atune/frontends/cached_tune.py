@@ -43,7 +43,7 @@ class CachedWork:
         self.versions = installed_versions()
 
     def still(self, arguments: Any, recorded: Sequence[tuple[Config, str]]) -> bool:
-        """Tell whether each recorded configuration, if it is lowered on this machine now, has the recorded digest."""
+        """Tell whether lowering each recorded configuration on this machine still gives the recorded digest."""
         return all(digest and digest == self.digest(arguments, config) for config, digest in recorded)
 
     def digest(self, arguments: Any, config: Config) -> str:
@@ -80,7 +80,7 @@ class CachedWork:
 
 
 def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[str, KnownOutcome]) -> list[Event]:
-    """Return events as if a run had recorded the outcomes `known`, and had not yet tried the rest of `configs`.
+    """Make up the events of a run that recorded the outcomes `known`, and has not tried the other `configs`.
 
     If several candidates have the same code, the later candidates are aliases of the first candidate, as in a real run.
     """
@@ -110,14 +110,14 @@ def history(header: RunStarted, configs: Mapping[int, Config], known: Mapping[st
 
 
 async def tune_work(work: CachedWork, cache: ResultCache, *, refresh: bool = False) -> TuneResult:
-    """Return the result of this work from `cache`, with `cache_hit` set. If none is known, tune and keep the journal.
+    """Return this work's result from `cache`, with `cache_hit` set.
 
-    If an earlier run of the same work already measured a configuration, even in another space, this configuration is
-    measured again only in the final benchmark. If a tuning was interrupted, the next call resumes the tuning.
+    If `cache` lacks the result, tune and keep the journal. If an earlier run of the same work already measured a
+    configuration, even in another space, this configuration is measured again only in the final benchmark. If a tuning
+    was interrupted, the next call resumes the tuning.
 
-    `refresh`: tune even if the result is known.
-
-    Raises the same errors as `tune`. If the tuning is cancelled, its measurements are kept for the next call.
+    `refresh`: tune even if `cache` has a result. Raises the same errors as `tune`. If the tuning is cancelled, its
+    measurements are kept for the next call.
     """
 
     def look_up() -> TuneResult | None:

@@ -73,7 +73,7 @@ class Encoder:
         return config
 
     def kernel(self, kernel: Any) -> Any:
-        """Return a kernel that takes values in the form of `written`."""
+        """Return a kernel that takes values in the form that `written` returns."""
         return kernel
 
 
@@ -237,7 +237,7 @@ class Call:
 class TunedCall:
     """The tuning for a call: the tuning's workload and plan, and the key under which the winner is remembered.
 
-    `launch`: the tuning for the call that uses the winner, if `tune_on` gave this tuning other arguments. Raises
+    `launch`: the `TunedCall` with the call's own arguments, if `tune_on` gave this `TunedCall` other arguments. Raises
     `UsageError` if the call leaves nothing to tune.
     """
 
@@ -361,7 +361,7 @@ class TunedCall:
 
     @functools.cached_property
     def kernel(self) -> Any:
-        """The workload's kernel function. The function takes arguments in the form of `written`."""
+        """The workload's kernel function. The function takes arguments in the form that `Encoder.written` returns."""
         kernel, owner = self.owner.kernel, self.owner
         return self.call.encoder.kernel(
             owner.frontend.jit_function(kernel, self.call.eager) if owner.is_jit else kernel

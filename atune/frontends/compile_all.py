@@ -41,10 +41,9 @@ def compile_all(
 ) -> list[Any]:
     """Compile `kernel` with each of `configs` in worker processes, and return the kernels in the same order.
 
-    Call each kernel like `TuneResult.kernel`: pass the inputs to get the outputs, or pass every parameter. A kernel has
-    its configuration as `config` and its device source as `source`. Blocks, even inside a running event loop.
-
-    If the target names an architecture, such as ``sm_90a``, no GPU is needed.
+    Call each kernel like `TuneResult.kernel`: pass the inputs to get the outputs, or pass every parameter. The
+    attributes `config` and `source` are a kernel's configuration and device source. Blocks, even inside a running event
+    loop. If the target names an architecture, such as ``sm_90a``, no GPU is needed.
 
     Compiles all configurations, and then raises `CompileFailed` if any of them failed to compile. Raises `UsageError`
     for invalid arguments.
@@ -130,7 +129,7 @@ async def compile_candidates(
     roles: bool = False,
     builds: bool = True,
 ) -> list[Compiled]:
-    """Compile the candidates on `machine`, which is open, knows its target, and wakes `run`.
+    """Compile the candidates on `machine`. The machine must be open, must know its target, and must wake `run`.
 
     Candidates that lower to the same code share an artifact. `layouts` may reject candidates. `roles`: whether to find
     the roles of the parameters for `run`. If `builds` is false, candidates are only lowered, and the record of a

@@ -51,7 +51,7 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
         unset="all arguments",
     )]
     do_not_specialize: Annotated[str | Sequence[str], option(
-        "Names of arguments to leave out of the key. If the space sets a named argument, the call's value is ignored.",
+        "Arguments to leave out of the key. If the space sets one of these arguments, the call's value is ignored.",
         default=(),
     )]
     hints: Annotated[Mapping[str, Any] | None, option(
@@ -65,8 +65,8 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
         unset="the preset `default`",
     )]
     inputs: Annotated[Any, option(
-        "As for `Workload`, or ``'call'`` to tune on copies of the call's tensors. By default, inputs are random. "
-        "Tuning never changes the tensors of a call.",
+        "The inputs, as for `Workload`, or ``'call'`` to tune on copies of the call's tensors. By default, inputs "
+        "are random. Tuning never changes the tensors of a call.",
         check=lambda where, it: it if isinstance(it, str) and it == "call" else check_inputs(where, it),
     )]
     tune_on: Annotated[Callable[..., Any] | None, option(
@@ -104,11 +104,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     space: Any
     where: tuple[Callable[..., Any], ...] = ()
     names: frozenset[str] = frozenset()
-    """Names of kernel arguments in the options, as far as the names are known before a call."""
+    """Names of kernel arguments that occur in the options, except names that depend on a call."""
     key: tuple[str, ...] | Callable[..., Any] | None = None
     """Names of the arguments in a tuning's key, or a function of the call's arguments. None: all arguments."""
     leave_out: frozenset[str] = frozenset()
-    """Names of arguments to leave out of the key. If an argument is tunable, it is tuned even if a call passes it."""
+    """Names of arguments to leave out of the key. A tunable argument is tuned even if a call passes it."""
     hints: Mapping[str, Any] = {}
     symbols: Mapping[str, int] = {}
     inputs: Any = None
@@ -116,7 +116,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     workload: Mapping[str, Any]
     """Options of `Workload`."""
     plan: RunPlan
-    """The plan of each tuning. A call adds the target and the compiler flags."""
+    """The plan of each tuning. Each call sets the target and the compiler flags of its own copy."""
     jit: Mapping[str, Any] | None = None
     """Arguments of `jit_kernel`. None: the arguments of `@tilelang.jit`."""
     target: str | None
@@ -137,7 +137,7 @@ def checked_options(given: Mapping[str, Any]) -> Options:
     cache, key, hints, tuning = options["cache"], options["key"], dict(options["hints"] or {}), options["tuning"]
     preset = tuning.get("preset") if isinstance(tuning, Mapping) else tuning
     if key is not None and options["do_not_specialize"]:
-        raise UsageError("give either key or do_not_specialize: name the arguments to use, or to leave out")
+        raise UsageError("give either key (arguments to use) or do_not_specialize (arguments to leave out)")
     check_hints({name: value for name, value in hints.items() if not inspect.isfunction(value)})
     event_log(False if options["log"] is None else options["log"])
     space, where = options["space"], options["where"]
@@ -186,7 +186,7 @@ def check_hints(hints: Mapping[str, Any]) -> None:
 
 
 def as_space(space: Any, where: tuple[Constraint, ...]) -> Space:
-    """Return axes or a list of configurations as a `Space`. Raises `SpaceError` if a `Space` comes with `where`."""
+    """Return axes or a list of configurations as a `Space`. A `Space` with further constraints raises `SpaceError`."""
     if isinstance(space, Space):
         if where:
             raise SpaceError("where: give the constraints to the Space instead")
@@ -197,11 +197,11 @@ def as_space(space: Any, where: tuple[Constraint, ...]) -> Space:
 def refuse_clash(names: Iterable[str], hints: Mapping[str, Any]) -> None:
     """Raise `SpaceError` if a hint is also in `names`, which are the names that the space sets."""
     if clash := sorted(hints.keys() & set(names)):
-        raise SpaceError(f"{clash[0]!r} is a hint and an axis of the space: leave one of the two out")
+        raise SpaceError(f"{clash[0]!r} is both a hint and an axis of the space: remove the hint or the axis")
 
 
 def listed(option: str, configs: Any) -> list[Config]:
-    """Return `configs` as a list of one or more dicts. Otherwise raises `SpaceError`, which names `option`."""
+    """Return `configs` as a list of one or more dicts. For other values, raises `SpaceError`, which names `option`."""
     if isinstance(configs, (str, Mapping)) or not isinstance(configs, Iterable):
         axes = "axes, " if option == "space" else ""
         wanted = f"{axes}a list of configurations or a function that returns them"
@@ -216,7 +216,7 @@ def listed(option: str, configs: Any) -> list[Config]:
 
 
 def names_in(option: str, value: Any) -> tuple[str, ...]:
-    """Return `value`, one or several names, as a tuple. Otherwise raises `UsageError`, which names `option`."""
+    """Return `value`, one or several names, as a tuple. For other values, raises `UsageError`, which names `option`."""
     names = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
     if not all(isinstance(name, str) for name in names):
         raise UsageError(f"{option}: give names of arguments, such as ['M', 'N'], got {value!r}")
@@ -224,7 +224,7 @@ def names_in(option: str, value: Any) -> tuple[str, ...]:
 
 
 def _paths(name: str, given: Any) -> tuple[str, ...]:
-    """Return `given`, one or several paths, as strings. Otherwise raises `UsageError`, which names the option."""
+    """Return `given`, one or several paths, as strings. Other values raise `UsageError`, which names the option."""
     single = isinstance(given, (str, bytes, os.PathLike)) or not isinstance(given, Iterable)
     return tuple(os.fspath(path(name, each)) for each in ((given,) if single else given))
 

@@ -1,4 +1,4 @@
-"""Measure kernels that nobody trusts, by the reference, the inputs and the default configuration of a trusted task."""
+"""Check and time kernels that nobody trusts. A trusted task gives the inputs, the reference and the baseline."""
 
 from __future__ import annotations
 
@@ -39,23 +39,24 @@ STATUSES: Mapping[str, Status] = {
     "lower": "compile_error", "codegen": "compile_error", "compile": "compile_error", "hopeless": "timeout",
     "out_of_memory": "out_of_memory", "refused": "refused",
 }  # fmt: skip
-"""The status for each kind of failure; ``crashed`` for the others."""
+"""The status for each kind of failure. For every kind that is not listed, the status is ``crashed``."""
 Interval = tuple[float, float, float]
-"""Low, median and high: a median with its 95 % confidence interval."""
+"""A median with its 95 % confidence interval: the low end, the median and the high end."""
 BATCH = 128
 """Largest number of candidates in a run."""
 NATIVE = "not isolated: it runs in the process that checks and times it (target c)"
 NO_FINAL = "no final"
 Program = tuple[str, str]
-"""A candidate: its text, and the name of its kernel function or ``""``."""
+"""The text of a candidate's program, and the name of its kernel function (``""`` if the user gave no name)."""
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """The judgement about a candidate for one problem.
 
-    `kind`, `reason`, `detail`: the failure. `speedup`: over the task's default, by rounds of the interleaved final.
-    `floor_ms`: the least latency that the device's peaks allow. `checked_calls`: timed calls, all of them checked, and
-    `fresh_inputs` whether each had new inputs. `python`, `native`: how its Python and its machine code were isolated.
+    `kind`, `reason`, `detail`: the failure. `speedup`: the speed relative to the task's default, from timing both in
+    turn. `floor_ms`: the shortest latency that the device's peak rates allow. `checked_calls`: number of timed calls,
+    all checked. `fresh_inputs`: whether each call had new inputs. `python`, `native`: how the candidate's Python code
+    and machine code were isolated.
     """
 
     problem: dict[str, Any]
@@ -78,9 +79,10 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasureResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The judgement about a candidate: the status for the first of `problems` that it does not pass, or ``passed``.
+    """The judgement about a candidate, over all problems. `digest`: the SHA-256 of the candidate's text.
 
-    `digest`: SHA-256 of its text. Latency and speed-ups are geometric means over the problems, as are their bounds.
+    `status`: ``passed``, or the status for the first problem that the candidate does not pass. The latency, the
+    speed-ups and the ends of their intervals are geometric means over the problems.
     """
 
     candidate: str
@@ -100,14 +102,14 @@ async def measure(
 ) -> MeasureResult:
     """Check and time a kernel that nobody trusts, beside the default configuration of `task`.
 
-    Whatever the candidate does is a status. Raises `UsageError` for mistakes of the caller and of the task.
+    If the candidate fails, the result's status says how. Raises `UsageError` for invalid arguments or a broken task.
 
     Parameters
     ----------
     candidate
-        ``"FILE.py"``, ``"FILE.py:NAME"`` or a program's text. Its kernel function gets the problem's arguments.
+        ``"FILE.py"``, ``"FILE.py:NAME"`` or a program's text. The kernel function gets the problem's arguments.
     task
-        A `Workload` with a reference, or ``"FILE.py:NAME"``. It is trusted.
+        A `Workload` with a reference, or ``"FILE.py:NAME"``. The task is trusted.
     {options}
     """
     return (await measure_many([candidate], task, **options))[0]
@@ -117,7 +119,7 @@ async def measure(
 async def measure_many(
     candidates: Iterable[str | os.PathLike[str]], task: Workload | FileRef | str, **options: Unpack[MeasureOptions]
 ) -> list[MeasureResult]:
-    """Measure each of `candidates` like `measure`, and return the results in their order.
+    """Measure each of `candidates` like `measure`, and return the results in the order of the candidates.
 
     Candidates compile in parallel, and take turns on the devices. Equal texts are measured once.
 
@@ -166,7 +168,7 @@ def _digest(program: Program) -> str:
 
 
 async def _described(work: Any, plan: RunPlan, arguments: Mapping[str, Any] | None) -> LocalMachine:
-    """Return a machine that knows the devices, and the task with its default as the baseline. Raises `UsageError`."""
+    """Return a machine for the task, with the task's default as the baseline. Raises `UsageError`."""
     if arguments is not None:
         whole = isinstance(work, Workload)
         work = work.at(arguments) if whole else msgspec.structs.replace(work, arguments=dict(arguments))
@@ -175,7 +177,7 @@ async def _described(work: Any, plan: RunPlan, arguments: Mapping[str, Any] | No
         await machine.discover()
         spec = await machine.describe()
     if spec.default_config is None:
-        raise UsageError(f"the task {spec.name} has no default, which is the baseline: {spec.no_default}")
+        raise UsageError(f"the task {spec.name} has no default to serve as the baseline: {spec.no_default}")
     own = {"default": BASELINE, "baseline": spec.default_config, "refused": "", "remarks": (), "layout_axes": ()}
     machine.spec = msgspec.structs.replace(spec, points=None, **own)
     return cast(LocalMachine, machine)
@@ -210,7 +212,7 @@ async def _run(
 
 
 def _evaluation(index: int, result: Result, state: State, say: partial[Evaluation]) -> Evaluation:
-    """Return the judgement about a candidate of a run, made by `say`. Raises `UsageError` if nothing was checked."""
+    """Judge a candidate of a run by calling `say`. Raises `UsageError` if nothing was checked."""
     record, default, outcome = result.records[index], result.default, state.outcome(index)
     if not isinstance(outcome, CandidateMeasured) or default is None or record.timing is None:
         kind = record.kind or "lower"  # without a kind, the device lacks shared memory for it

@@ -51,7 +51,7 @@ class Problems(Sequence[Problem]):
                 problems.setdefault(problem.key, problem)
                 places.setdefault(problem.key, f"{where}: " if rows else "")
         self._problems, self.places = tuple(problems.values()), tuple(places.values())
-        """The problems, and for each problem its place in a list or file, which messages name."""
+        """The problems, and the place of each problem in the list or file. Messages name the place."""
         if not self._problems:
             raise UsageError("Problems: the set is empty: give sizes (M=[1, 2, 4]), a list of dictionaries, or a file")
 
@@ -83,7 +83,7 @@ def parse_sizes(texts: Iterable[str], where: str) -> dict[str, list[Any]]:
 
 
 def one_problem(texts: Iterable[str], command: str) -> dict[str, Any]:
-    """Return the arguments of the only problem that `command` takes. Raises `UsageError` for several problems."""
+    """Return the arguments of `command`, which takes a single problem. Raises `UsageError` for several problems."""
     sizes = parse_sizes(texts, "--arg")
     if several := next((name for name, values in sizes.items() if len(values) > 1), ""):
         raise UsageError(f"--arg {several}: {command} takes a single problem: give {several} a single value")
@@ -94,8 +94,8 @@ def _problem(row: Mapping[str, Any], where: str) -> Problem:
     for name, value in row.items():
         if forms(as_written(value)) - {"list"}:
             raise UsageError(
-                f"{where}: {name}={shown(value)} is {type_of(value)}, but a set's problems must be plain values: give "
-                f"{shown(normalise(value, name))}, or another value, or make {name} an argument of the workload"
+                f"{where}: {name}={shown(value)} is {type_of(value)}, but the values in a set must be plain data: give "
+                f"{shown(normalise(value, name))} or another plain value, or set {name} in the workload instead"
             )
     try:
         return Problem({name: normalise(value, f"{where}: {name}") for name, value in row.items()})
@@ -129,7 +129,7 @@ def _rows(given: Any) -> list[tuple[str, Mapping[str, Any]]]:
         if not isinstance(row, Mapping) or not row or not all(isinstance(name, str) and name for name in row):
             raise UsageError(f"{entry}: each problem is a dictionary of arguments, such as {{'M': 1}}, got {row!r}")
         if wrong := [name for name in row if not name.isidentifier()]:
-            table = "a table has commas between its columns, and its first line names them"
+            table = "a table has commas between its columns, and its first line names the columns"
             raise UsageError(f"{entry}: {wrong[0]!r} cannot be the name of an argument; {table}")
         for name in sorted(row.keys() ^ rows[0].keys()):
             lacking, having = (1, number) if name in row else (number, 1)

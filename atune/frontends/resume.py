@@ -49,8 +49,7 @@ async def resume(
     journal
         Path of the journal.
     workload
-        As for `tune`. By default, the workers run the file in the header. A file that you name gets the header's
-        problem.
+        As for `tune`. By default, the workers run the header's file. A file that you name gets the header's problem.
     {options}
     """
     given = known_options("resume", options)

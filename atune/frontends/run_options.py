@@ -161,20 +161,20 @@ class TuneOptions(RunOptions, total=False):
         unset="measure, starting with the cached winner", flag="--cached", page="cache.md", group="search",
     )]
     on_miss: Annotated[Literal["tune", "error"], option(
-        "What to do if `cached` finds no result: tune, or fail (error). ``error`` raises `CacheMiss`.",
+        "Whether to tune or to raise an error if the option `cached` finds no result. ``error`` raises `CacheMiss`.",
         default="tune", must="must be 'tune' or 'error'", flag="--on-miss", metavar="tune|error", page="cache.md",
         group="search",
     )]
     warm: Annotated["Warm", option(
-        "Start with the best configurations from an earlier journal of this kernel, or from the result cache (cache). "
-        "In Python, `warm` may also be a result or a list.",
+        "Start with the best configurations from an earlier journal of this kernel; the word cache stands for the "
+        "result cache. In Python, `warm` may also be a result or a list.",
         flag="--warm", metavar="J", repeat=True, page="search.md#warm-start", group="search",
     )]
     # fmt: on
 
 
 class SetOptions(TuneOptions, total=False):
-    """Options of a set's run. An option of `tune` applies to each problem of the set."""
+    """Options of `tune_set`. An option of `tune` applies to each problem of the set."""
 
     # fmt: off
     journal: Annotated[str | os.PathLike[str] | None, option(

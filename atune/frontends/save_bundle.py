@@ -106,7 +106,7 @@ def _check(results: Sequence[Result]) -> None:
         if header.target != first.target:
             raise UsageError(f"the first result is for {first.target}, but {problem}{where} is for another target")
         if problem in seen:
-            raise UsageError(f"two results are for the problem {problem}: leave one of the two out")
+            raise UsageError(f"two results are for the problem {problem}: leave one result out")
         seen.add(problem)
 
 
@@ -148,7 +148,7 @@ def _library(result: Result, accept: Sequence[str], say: Callable[[str], object]
     assert best is not None, "_check refuses results without a winner"
     device = next((device.name for device in result.devices if device.id == best.device), "")
     if _is_native(result) and device not in ("", launch.this_cpu()["name"]):
-        raise UsageError(f"the winner uses instructions of the {device} that it was tuned on: save the bundle there")
+        raise UsageError(f"the winner uses instructions of the {device} that tuned it: save the bundle on that machine")
     if (artifact := result.artifact) is None:
         raise UsageError(f"the library of {named(plain_problem(header))} is gone, or was not kept: tune again")
     if artifact.plain or artifact.compared:
@@ -171,7 +171,7 @@ async def _compiled(
 
 
 def _read(artifact: Artifact, best: Record) -> tuple[Artifact, bytes]:
-    """Return `artifact` and its library's content. Raises `UsageError` if the source is not the winner's source."""
+    """Return `artifact` and its library's content. Raises `UsageError` if the run measured different code."""
     if artifact.source_key != best.source_key and best.source_key:
         raise UsageError(OTHER_CODE)
     return artifact, Path(artifact.path).read_bytes()

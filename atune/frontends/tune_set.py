@@ -67,17 +67,17 @@ from atune.workload.pickling import FileRef
 from atune.workload.workload import Workload
 
 AT_ONCE, WORKERS_EACH = 4, 5
-"""Largest number of problems to tune at the same time for each device, and least number of compile workers for each
-problem if more than two problems are tuned. A device can then measure another problem while a problem's last candidate
-compiles, and each library still holds several candidates. On an H100 with 16 cores, a set of 28 problems took 0.81
-times as long as with two problems at the same time."""
+"""`AT_ONCE`: largest number of problems to tune at the same time for each device, so that a device can measure another
+problem while a problem's last candidate compiles. `WORKERS_EACH`: least number of compile workers for each problem if
+more than two problems are tuned, so that each library holds several candidates. On an H100 with 16 cores, a set of 28
+problems took 0.81 times as long with these values as with two problems at a time."""
 LOAD = 1.5
-"""Number of compile workers per core, for all problems in progress, because a problem often waits for its last compile.
-On an H200 with 16 cores, a set of 11 problems took 0.77 times as long as with one worker per core."""
+"""Number of compile workers per core for all problems in progress; above 1, because each problem waits for its last
+compile. On an H200 with 16 cores, a set of 11 problems took 0.77 times as long as with one worker per core."""
 OF_ALL = (ArgumentMissing, NoSuchWorkload, JournalError, MachineError, DevicesLost)
 """Errors that end the whole set, even if they occur in a single problem."""
 PROBLEMS_EACH = 2
-"""Least number of problems per device for which each problem uses a single device instead of all devices."""
+"""With at least this many problems per device, each problem uses a single device instead of all devices."""
 ADVISERS = 2
 """Number of nearest problems whose winners a new problem tries first."""
 
@@ -146,13 +146,13 @@ class SetResult(Sequence[TunedProblem]):
         return regret_matrix(self.results)
 
     def cover(self, max_regret: float = MAX_REGRET) -> Cover:
-        """Choose few configurations that serve all problems with a winner; see `atune.sets.cover`."""
+        """Choose a few configurations that serve all problems with a winner; see `atune.sets.cover`."""
         return cover(self.regret_matrix(), max_regret)
 
     def rule(self, space: Space | None = None) -> NearestRule:
         """Return the rule that chooses a configuration for new problems; see `atune.sets.dispatch_rule`.
 
-        `space`: the workload's space. Pass the space if its constraints take sizes and `workload` was a file.
+        `space`: the workload's space. Pass the space if its constraints take sizes and the workload came from a file.
         """
         return replace(dispatch_rule(self.regret_matrix(), space or self._space), fixed=self._fixed)
 
@@ -318,7 +318,7 @@ class _SetRun:
                     raise
 
     async def _tuned(self, index: int) -> Result:
-        """Start or continue the run of a problem. Raises like `tune`, or `JournalError` for a journal of other work."""
+        """Start or continue the run of a problem. Raises like `tune`, or `JournalError` if the work differs."""
         problem, journal = self._problems[index], self._journals[index]
         fresh, scope = not journal.exists(), anyio.CancelScope()
 

@@ -54,7 +54,7 @@ class EventHistory:
     def __init__(self) -> None:
         self.past: list[Event] = []
         self.kept = True
-        """Whether events are kept. Events without readers are dropped, because a run may have hundreds of thousands."""
+        """Whether events are kept for readers. A run may have hundreds of thousands of events."""
         self.ended = False
         self.more: anyio.Event | None = None
         """Set when the next event arrives or the run ends, and None before the run has started."""
@@ -421,7 +421,7 @@ class Tuner:
             recorder.emit(Warned, message=f"the run goes on without its journal: {name_and_message(error)}")
 
     def _keep_recalled(self, copy: str, journal: str) -> None:
-        """Discard the `copy` of the recalled `journal`, and make `journal` the latest."""
+        """Discard `copy`, a copy of the earlier run's `journal`, and make `journal` the newest run."""
         assert self._cache is not None, "the cache made the copy"
         self._cache.discard(copy)
         with suppress(OSError):

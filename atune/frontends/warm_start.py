@@ -23,8 +23,8 @@ from atune.workload.workload import WorkloadSpec
 WarmSource = str | os.PathLike[str] | Result
 Warm = WarmSource | Sequence[WarmSource] | None
 Same = dict[str, bool]
-"""Whether recorded kernels are the same as the kernels of this run. A key has the run's problem, the record's problem,
-the configurations and the digests. All runs of a plan share the dictionary."""
+"""Remembers whether recorded kernels are the same as the kernels of this run. A key consists of the run's problem, the
+record's problem, the configurations and the digests. All runs of a plan share the dictionary."""
 
 CACHE = "cache"
 """The value of `warm` that stands for the user's result cache."""
@@ -37,7 +37,7 @@ FIRST = 4
 def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
     """Return a function that reads the sources in `warm` when the kernel is known. If there is no source, return None.
 
-    `nearest`: results for other problems, whose fastest configurations in this space come first. Raises `UsageError`.
+    `nearest`: results for other problems. The best configuration of each result comes first. Raises `UsageError`.
     """
     given = (warm,) if isinstance(warm, (str, os.PathLike, Result)) else () if warm is None else warm
     wrong = f"warm: give a journal's path, a TuneResult, {CACHE!r}, or a list of these, got {warm!r}"
@@ -54,7 +54,7 @@ def adviser(warm: Warm, nearest: Sequence[Result] = ()) -> Advise | None:
 def _advise(
     sources: Sequence[WarmSource], nearest: Sequence[Result], spec: WorkloadSpec, devices: Sequence[DeviceInfo]
 ) -> tuple[tuple[Advice, ...], list[str]]:
-    """Return advice and remarks from `sources`. Raises `UsageError` (useless source) or `JournalError` (damaged)."""
+    """Return advice and remarks from `sources`. Raises `UsageError` or, for a damaged journal, `JournalError`."""
     here = _keys(spec)
     known = [(each.journal or "result", _first(_measured(each), here)[:1]) for each in nearest]
     advice = [Advice(name, first) for name, first in known if first]
@@ -123,7 +123,7 @@ def _nearest_cached(spec: WorkloadSpec, here: Container[str], devices: Iterable[
 def recaller(cached: bool | None, on_miss: str, *, unless_asked: bool) -> Recall | None:
     """Return a function that looks up a run's work in the result cache. If `cached` is False, return None.
 
-    `unless_asked`: whether to look up if `cached` is None. Raises `UsageError` for ``on_miss="error"`` without
+    `unless_asked`: whether to look up the work if `cached` is None. Raises `UsageError` for ``on_miss="error"`` without
     `cached`.
     """
     if on_miss == "error" and not cached:
@@ -135,12 +135,12 @@ def recaller(cached: bool | None, on_miss: str, *, unless_asked: bool) -> Recall
 def _recall(
     cache: ResultCache, on_miss: str, same: Same, header: RunStarted, spec: WorkloadSpec, kernels: Kernels, journal: str
 ) -> KnownResult | None:
-    """Return the result of the same work. If there is no result, or `on_miss` is empty, return a winner as advice.
+    """Return the cached result of this run's work.
 
-    The recorded winner must still be the same kernel. Raises `CacheMiss` if there is no result and `on_miss` is
-    ``error``. Returns None if another run is doing the work. Otherwise, other runs will wait for the run of `journal`.
-
-    The advice may come from a run with another search or another space, or of another problem with the same key.
+    If there is no result, or `on_miss` is empty, return a winner as advice. A cached result is used only if its winner
+    still has the same kernel. Raises `CacheMiss` if there is no result and `on_miss` is ``error``. Returns None if
+    another run is doing the work. Otherwise, other runs will wait for the run of `journal`. The advice may come from a
+    run with another search or another space, or of another problem with the same key.
     """
     if (key := result_key(header)) is None:
         return KnownResult()

@@ -81,7 +81,7 @@ class Winners:
         self.unusable: dict[str, dict[str, Exception]] = {}
         """The errors of unusable configurations, by the text of the problem, and then by the configuration's key."""
         self._picks: dict[str, tuple[Config, ...]] = {}
-        """The prior's choices by the text of the problem, the best first, or none if the prior has no estimates."""
+        """The prior's choices for each problem's text, the best first; an empty tuple if the prior has no estimates."""
         self._picking = threading.Lock()
         """A lock that a thread holds while the thread asks the prior."""
         self._settled: set[str] = set()
@@ -97,7 +97,7 @@ class Winners:
         self._settled.clear()
 
     def find(self, call: TunedCall, on_miss: OnMiss | None = None) -> Winner:
-        """Return the winner to use. Blocks. If no winner is known, `on_miss` decides, or else the options decide.
+        """Return the winner to use. Blocks. If no winner is known, `on_miss` or the decorator's option decides.
 
         Workers never tune. If a reference calls a tuned kernel in a worker, the kernel uses the default configuration.
 
@@ -168,7 +168,7 @@ class Winners:
         return next((usable for _, winner in known if (usable := self._usable(winner, call)) is not None), None)
 
     def _usable(self, winner: Winner, call: TunedCall) -> Winner | None:
-        """Return `winner` or the next best of its tuning that serves a call, and remember it, or else return None."""
+        """Return and remember the first of `winner.standing()` that serves a call; None if no configuration serves."""
         failures = self._failures(call)
         for candidate in winner.standing():
             if config_key(candidate.config) not in failures and call.launch.admits(candidate.config):
@@ -213,7 +213,7 @@ class Winners:
     async def _once(self, call: TunedCall, refresh: bool, whole: bool) -> tuple[Winner, bool]:
         """Return the winner of a call's key, and whether this task tuned the key. Waits if another task tunes the key.
 
-        `whole`: whether a known winner must be the best of its tuning.
+        `whole`: whether to return a known winner only if it is the best configuration of its tuning.
         """
         mine = threading.get_ident(), object()
         while self._running.get(call.key_text) is not mine:
@@ -298,8 +298,8 @@ def _problem(call: TunedCall) -> str:
 def find_shipped(paths: Sequence[str], work: CachedWork) -> list[CacheEntry]:
     """Return the shipped results for the source, problem, device and target of `work`.
 
-    `paths`: files that ``atune cache export`` wrote. Results of the same versions come first, and late results come
-    before early results. Raises `UsageError` for a file that cannot be read or has no exported results.
+    `paths`: files that ``atune cache export`` wrote. Results with the installed versions come first, and newer results
+    come before older results. Raises `UsageError` for a file that cannot be read or has no exported results.
     """
     key = work.key
     fitting = [

@@ -82,7 +82,6 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     target: Target
     devices: tuple[str, ...]
     models: tuple[str, ...] = ()
-    """The different models among the devices."""
     strategy: str
     settings: dict[str, Any]
     versions: dict[str, str]
@@ -93,7 +92,6 @@ class RunStarted(Event, frozen=True, kw_only=True, tag="run_started"):
     torch: dict[str, Any] = {}
     """The values of torch settings that affect results, if they differ from torch's defaults in this program."""
     advice: tuple[Advice, ...] = ()
-    """The advice from other runs that the strategy received."""
 
     def __post_init__(self) -> None:
         groups = (self.settings.get(name, {}) for name in ("compile", "benchmark", "budget"))
@@ -108,17 +106,17 @@ class CandidateProposed(Event, frozen=True, kw_only=True, tag="candidate_propose
     key: str
     config: dict[str, Any]
     surveyed: bool = False
-    """Whether the survey proposed the candidate, because the candidate fails. No budget counts such a candidate."""
+    """Whether the survey proposed the candidate, which cannot be elaborated. No budget includes the candidate."""
     further_layout: bool = False
     """Whether the candidate is another layout of a configuration, and was proposed only so that atune can choose among
-    the layouts. No budget counts the candidate."""
+    the layouts. No budget includes the candidate."""
 
 
 class SpaceSurveyed(Event, frozen=True, kw_only=True, tag="space_surveyed"):
-    """The survey ended. The facts about the candidates `indices` are for the strategy, which also knows the axes.
+    """The survey of the candidates `indices` ended. The strategy uses the survey's facts, and also knows the axes.
 
-    `prior`: an estimate for each candidate. Less is better, and the unit need not be ms. `facts`: named columns with a
-    number for each candidate, for models of a strategy. The numbers have six digits, or are None if unknown.
+    `prior`: an estimate for each candidate. A smaller estimate is better, and the unit need not be ms. `facts`: for the
+    strategy's models, named columns with a number for each candidate. A number has six digits, or is None if unknown.
     """
 
     indices: tuple[Index, ...]
@@ -150,7 +148,7 @@ class CandidatePruned(Event, frozen=True, kw_only=True, tag="candidate_pruned"):
     reason: str
     likely: bool = False
     instead: Index | None = None
-    """The candidate that is compiled instead, because its layout of the same configuration seems better, or None."""
+    """The candidate that is compiled instead, whose layout of the same configuration seems better; otherwise None."""
 
 
 class CandidateAliased(Event, frozen=True, kw_only=True, tag="candidate_aliased"):
@@ -203,9 +201,9 @@ class CompileRepeated(Event, frozen=True, kw_only=True, tag="compile_repeated"):
 class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
     """A device is ready to measure. `device`: the device's description.
 
-    `start_s`: seconds until the device was ready. After a loss, these seconds include making the inputs and running the
-    reference. `stream`: the handle of the CUDA stream on which the device's process makes inputs, launches kernels and
-    times them; 0 on the CPU. A call that waits for the device is timed on the default stream: see `Timing.method`.
+    `start_s`: seconds until the device was ready. After a process was lost, this includes making the inputs and running
+    the reference. `stream`: the handle of the CUDA stream on which the device's process makes inputs, launches kernels
+    and times them; 0 on the CPU. A call that waits for the device is timed on the default stream: see `Timing.method`.
     """
 
     device: DeviceInfo
@@ -214,7 +212,7 @@ class DeviceReady(Event, frozen=True, kw_only=True, tag="device_ready"):
 
 
 class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
-    """The process of a device died or was killed. `final`: whether the run gives up the device."""
+    """The process of a device died or was killed. `final`: whether the run stops using the device."""
 
     device: str
     reason: str
@@ -224,7 +222,7 @@ class DeviceLost(Event, frozen=True, kw_only=True, tag="device_lost"):
 
 
 class DeviceExcluded(Event, frozen=True, kw_only=True, tag="device_excluded"):
-    """A device is slower than the others, so its measurements do not count and are repeated on other devices."""
+    """A device is slower than the other devices, so its measurements are discarded, and other devices repeat them."""
 
     device: str
     reason: str
@@ -253,7 +251,7 @@ class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeate
 
 
 class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measured"):
-    """A candidate was timed. `checked`: whether the candidate's outputs were first compared with the reference's.
+    """A candidate was timed. `checked`: whether the candidate's outputs were compared with the reference's outputs.
 
     `max_error`: the largest absolute difference over all outputs, or None if the outputs were not compared.
     """
@@ -296,9 +294,9 @@ class BestChanged(Event, frozen=True, kw_only=True, tag="best_changed"):
 
 
 class BitsCompared(Event, frozen=True, kw_only=True, tag="bits_compared"):
-    """Finalists were called with inputs from further seeds, to compare their outputs with the default's. `differ`: the
-    finalists whose output bits ever differed from the default's. `seeds`: the number of draws of inputs that were
-    compared. The check's inputs count as a draw."""
+    """Finalists were called with inputs from further seeds, to compare their outputs with the default's outputs.
+    `differ`: the finalists whose output bits ever differed from the default's. `seeds`: the number of draws of inputs
+    that were compared, including the draw for the check."""
 
     seeds: Whole
     differ: tuple[Index, ...] = ()
@@ -312,7 +310,7 @@ class FinalStarted(Event, frozen=True, kw_only=True, tag="final_started"):
 
 
 class FinalOrdered(Event, frozen=True, kw_only=True, tag="final_ordered"):
-    """The final ended, in which the best candidates and the default were timed again, in turn.
+    """The final ended. In the final, the best candidates and the default were timed again, in turn.
 
     `entries`: each finalist's index and timing, fastest first. `reference`: the reference's timing in the same rounds.
     """
@@ -358,9 +356,9 @@ class RunFinished(Event, frozen=True, kw_only=True, tag="run_finished"):
     """The reason that the run ended. ``exhausted``: the strategy has no more candidates. ``budget``: the budget is used
     up. ``enough``: the budget ``auto`` ended the run. ``stopped``: `stop` was called. ``unlowered``: the first
     candidates all failed to lower, for the same reason. ``mismatched``: the outputs of the default and of the first
-    candidates all differ from the reference's. ``merged``: the journal was merged from several journals."""
+    candidates all differ from the reference outputs. ``merged``: the journal was merged from several journals."""
     kernel: Artifact | None = None
-    """The winner's library in the cache folder, and the winner's symbol in it. This is all that loading needs."""
+    """The winner's library in the cache folder, and the winner's symbol in this library. Loading needs nothing else."""
     roles: Roles = Roles()
     """The roles of the kernel's parameters, such as outputs, and inputs that a call sets to zero."""
     found: Found | None = None
@@ -375,13 +373,13 @@ class RunInterrupted(Event, frozen=True, kw_only=True, tag="run_interrupted"):
 
 
 class RunResumed(Event, frozen=True, kw_only=True, tag="run_resumed"):
-    """The run was resumed: a further part does the work that is left. `versions`: the package versions of this part."""
+    """The run was resumed: a new part does the remaining work. `versions`: the package versions of this part."""
 
     part: Whole
     """How many times the run was resumed, including this time."""
     versions: dict[str, str]
     accepted: tuple[str, ...] = ()
-    """A sentence for each difference from the earlier parts that the user accepted."""
+    """A sentence for each difference from the earlier parts. The user accepted these differences."""
 
 
 class JournalRepaired(Event, frozen=True, kw_only=True, tag="journal_repaired"):

@@ -36,9 +36,9 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
     """Return the joint result of all `journals`. If `output` is given, also write a new journal to this path.
 
     The journals must record the same work: kernel, problem, target and space. If a candidate has several outcomes, a
-    measurement overrides a failure. Of two measurements or two failures, the one in the later of `journals` counts.
-    `Result.warnings` says how many candidates have several outcomes, and which versions or settings differ. The result
-    has no final, because the finals of different journals cannot be compared.
+    measurement overrides a failure. If two journals have a measurement, or two have a failure, the later of the
+    `journals` is preferred. `Result.warnings` says how many candidates have several outcomes, and which versions or
+    settings differ. The result has no final, because the finals of different journals cannot be compared.
 
     Raises `JournalError` if a journal cannot be read or records other work, and `UsageError` if a path is given twice.
     """
@@ -56,9 +56,9 @@ def merge(journals: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
 
 
 def _joined(paths: Sequence[str], states: Sequence[State]) -> Iterator[AnyEvent]:
-    """Yield events as if a single run had done the work of all journals. The clock goes on from journal to journal.
+    """Yield events as if a single run had done the work of all journals, with a clock that continues between journals.
 
-    `State` resolves conflicts, because the last outcome of a candidate, or of candidates with the same code, counts.
+    `State` resolves conflicts, because it keeps only the last outcome of a candidate, or of candidates with equal code.
     """
     headers = list(map(header_in, states))
     with_default = next((header for header in headers if header.default is not None), headers[0])
@@ -96,7 +96,8 @@ _MERGED = DeviceReady | ReferenceMeasured | Warned | CandidateProposed | Candida
 
 
 def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
-    """Tell whether `event` is its journal's last outcome, unless another journal measured a candidate that failed."""
+    """Tell whether `event` is the last outcome in its journal, and not a failure that another journal's measurement
+    overrides."""
     last = state.outcome(event.index)
     measured = isinstance(event, CandidateMeasured)
     elsewhere = any(isinstance(other.outcome(event.index), CandidateMeasured) for other in others)
@@ -104,7 +105,6 @@ def _counts(event: Outcome, state: State, others: Sequence[State]) -> bool:
 
 
 def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
-    """Raise `JournalError` unless all journals record the same work."""
     first, *others = map(header_in, states)
     for path, other in zip(paths[1:], others, strict=True):
         parts = {
@@ -135,6 +135,6 @@ def _notes(paths: Sequence[str], states: Sequence[State]) -> list[str]:
     if several := sum(count > 1 for count in tried.values()):
         notes.append(
             f"{several} candidate{'s have' if several > 1 else ' has'} several outcomes in the {len(paths)} journals; "
-            "a measurement overrides a failure, and otherwise the later journal counts"
+            "a measurement overrides a failure, and otherwise the later journal's outcome is used"
         )
     return notes

@@ -29,7 +29,7 @@ MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 64
 """The largest depth of nesting. No event is deeper, and code that walks a deeper value could overflow the stack."""
 MAX_PARTS, MAX_VALUES = 100_000, 4_000_000
-"""The largest numbers of lists and objects, and of values, in a line. They take up to 100 times the line's memory."""
+"""The largest numbers of lists and objects, and of values, in a line. Decoding a line may take 100 times its size."""
 MAX_ALL_VALUES = 12_000_000
 """The largest number of values in a journal outside the cache folder: about 200,000 candidates, or 1 GB of memory."""
 

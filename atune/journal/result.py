@@ -26,9 +26,9 @@ from atune.model.measurement import DISTURBS, FinalEntry, Measurement, ProblemWo
 
 SPREAD_LIMITS = {"perf_counter": 0.1}
 GPU_SPREAD_LIMIT = 0.03
-"""The spread of the finalists above which a GPU counts as noisy. On an idle H200, the spread is at most 0.01."""
+"""A GPU is called noisy if the finalists' spread exceeds this number. On an idle H200, the spread is at most 0.01."""
 CLOCK_LIMIT = 0.02
-"""A machine counts as noisy if a GPU's highest clock in the run exceeds its lowest clock by more than this share."""
+"""A machine is called noisy if a GPU's highest clock in the run exceeds its lowest clock by more than this share."""
 CHOSEN = ("application clocks", "display clocks")
 """Reasons for a low clock that are no sign of noise, because a user sets them on purpose."""
 
@@ -39,7 +39,7 @@ MeasuredOn = Sequence[tuple[str, Timing]]
 def noise_of(timings: MeasuredOn, contenders: MeasuredOn) -> list[str]:
     """Return a message for each sign of noise. The message also says what to do. For a quiet machine, return nothing.
 
-    `timings`: all timings of a run. `contenders`: the timings that decide the winner. Only their spread counts.
+    `timings`: all timings of a run. `contenders`: the timings that decide the winner. Only their spread matters.
     """
     signs = _scatter(contenders)
     for device in dict.fromkeys(name for name, _ in timings):
@@ -83,10 +83,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     has the measurement or failure. A ``remaining`` candidate was proposed and has no outcome yet. `latency_ms` and
     `timing`: from the final if the candidate took part in the final, otherwise from the candidate's first timing. A
     duplicate has the latency and timing of candidate `same_as`. `kind`, `message` and `detail`: the failure. The
-    `message` of a pruned candidate is the reason. `device`: the id of the device that measured the candidate, or empty.
-    `facts`: the facts that lowering collected, or None if the candidate was not lowered. `code_key`: a key that
-    candidates with equal code share; empty if the code is unknown. `source_key`: a key that candidates share if their
-    source is equal, both for the device and for the host.
+    `message` of a pruned candidate says why it was pruned. `device`: the id of the device that measured the candidate,
+    or empty. `facts`: the facts that lowering collected, or None if the candidate was not lowered. `code_key`: a key
+    that candidates with equal code share; empty if the code is unknown. `source_key`: a key that candidates share if
+    their source is equal, both for the device and for the host.
     """
 
     index: int
@@ -121,7 +121,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def record_of(state: State, entry: Entry, finals: Mapping[int, Timing]) -> Record:
-    """Return the record of a candidate. `finals`: the final's timings that still count, by `Record.credited`."""
+    """Return the record of a candidate. `finals`: the timings of the valid finalists, by `Record.credited`."""
     first = state.first(entry.index)
     timing, device, kind, message, detail = None, "", "", "", ""
     instead = None
@@ -162,10 +162,11 @@ class SameBits(msgspec.Struct, frozen=True, kw_only=True):
     """A bitwise comparison of the measured candidates' outputs for the same inputs. Duplicates are not counted.
 
     `asked`: whether a candidate may win only if its outputs have the same bits as the default's outputs. `winner`:
-    whether the winner has the default's bits; None if there is no winner or no measured default. `same`: how many of
-    the `measured` candidates have the default's bits. The default itself counts. `classes`: the number of different
-    outputs. `varying`: the number of candidates whose outputs change from call to call. `seeds`: the number of draws of
-    the inputs on which the finalists were compared. The check's inputs count as a draw.
+    whether the winner's outputs have the same bits as the default's outputs; None if there is no winner or no measured
+    default. `same`: how many of the `measured` candidates have the default's bits. This includes the default.
+    `classes`: the number of different outputs. `varying`: the number of candidates whose outputs change from call to
+    call. `seeds`: the number of draws of the inputs on which the finalists were compared, including the draw for the
+    check.
     """
 
     asked: bool
@@ -178,7 +179,7 @@ class SameBits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def valid_finalists(state: State) -> tuple[FinalEntry, ...]:
-    """Return the entries of the final whose candidates have not failed since. Their `index` is `Record.credited`."""
+    """Return the final's entries whose candidates have not failed later. Each `index` is a `Record.credited`."""
     entries = state.final.entries if state.final else ()
     firsts = [(state.first(e.index), e.timing) for e in entries]
     return tuple(FinalEntry(e.index, timing) for e, timing in firsts if isinstance(e.outcome, CandidateMeasured))
@@ -208,8 +209,8 @@ Ratio = tuple[float, float, float]
 class Result:
     """The result of a run, computed from the run's events. Costly attributes are computed on first access.
 
-    `Result.of` and `Result.from_events` return a `TuneResult` if there is a winner. The winner is the final's first
-    entry whose candidate has not failed since. If there was no final, the winner is the measured candidate with the
+    `Result.of` and `Result.from_events` return a `TuneResult` if there is a winner. The winner is the first entry of
+    the final whose candidate has not failed later. If there was no final, the winner is the measured candidate with the
     smallest latency. If several candidates have this latency, the candidate with the smallest config key wins.
     """
 
@@ -223,9 +224,7 @@ class Result:
         self.cache_hit = False
         """Whether nothing was measured, because the result was in the result cache, or another task tuned the work."""
         self.header = header_in(state)
-        """The run's first event."""
         self.strategy = self.header.strategy
-        """The name of the strategy that ran."""
         self.total = state.total
         """Number of candidates in the space: `measured` + `failed` + `pruned` + `duplicates` + `remaining`."""
         self.measured = state.counts["measured"]
@@ -248,7 +247,6 @@ class Result:
         self.kept = state.finished.kernel if state.finished else None
         """The winner's library according to the journal. The file may be gone; `artifact` checks that it exists."""
         self.devices = tuple(state.devices.values())
-        """The devices that were used."""
         self.memory_bytes = state.memory_bytes
         """Peak device memory, in bytes, of the process that used the most, including the CUDA context. 0 on the CPU."""
         self.best_index: int | None = None if state.winner is None else state.first(state.winner).index
@@ -323,7 +321,7 @@ class Result:
 
     @cached_property
     def about_default(self) -> str:
-        """A sentence if a default that the space does not list won, or was all that worked. Otherwise empty."""
+        """A sentence if a default outside the space won, or if only this default worked. Otherwise empty."""
         baseline, state = self.baseline, self._state
         if baseline is None or baseline.latency_ms is None:
             return ""
@@ -381,7 +379,8 @@ class Result:
 
     @property
     def best(self) -> Record | None:
-        """The winner's record, or the default's if the default has the winner's code. None if nothing was measured."""
+        """The winner's record, or the default's record if the default has the same code as the winner. None if nothing
+        was measured."""
         default = self.default
         if self.default_wins and not (default is self.baseline and self.header.refused):
             return default
@@ -399,7 +398,8 @@ class Result:
 
     @property
     def reference_ms(self) -> float | None:
-        """The reference's median latency in ms, on the final's device, or without a final on the winner's device."""
+        """The reference's median latency in ms, from the final's device, or if there was no final, from the winner's
+        device."""
         firsts, measured = self._state.references, self._last or self.best
         first = firsts.get(measured.device if measured is not None else "") or next(iter(firsts.values()), None)
         timing = self._final_reference or first
@@ -480,7 +480,7 @@ class Result:
 
     @property
     def artifact(self) -> Artifact | None:
-        """The winner's library, and the winner's symbol in it. None if the library is gone, or was not kept."""
+        """The winner's library, and the winner's symbol in the library. None if the library is gone or never kept."""
         try:
             return self._library()
         except AtuneError:

@@ -116,7 +116,7 @@ def _write(folder: Path, problems: Sequence[Problem]) -> None:
 
 
 def is_begun(journal: Path) -> bool:
-    """Tell whether a run has begun, so that its journal has a complete first line. Raises `OSError`."""
+    """Tell whether a run has begun. If it has, its journal has a complete first line. Raises `OSError`."""
     if not journal.is_file():
         return False
     with journal.open("rb") as file:
@@ -124,7 +124,7 @@ def is_begun(journal: Path) -> bool:
 
 
 def journals_in(folder: Path) -> list[Path]:
-    """Return the journals in a folder whose runs have begun, by name, or for a set in the order of its problems."""
+    """Return the journals in a folder whose runs have begun, sorted by name, or in the order of a set's problems."""
     paths = listed(folder) if is_set(folder) else sorted(folder.glob("*.jsonl"))
     return [path for path in paths if is_begun(path)]
 

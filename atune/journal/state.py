@@ -66,7 +66,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     lowered: bool = False
     built: bool = False
     compile_s: float = 0.0
-    """Its share of its library's seconds."""
+    """The candidate's share of the seconds that its library took to build."""
     parent: int | None = None
     """The index of an earlier candidate of the space that has the same code."""
     refused: bool = False
@@ -244,9 +244,9 @@ class State:
         self.unbuilt = 0
         """Number of different codes that have an outcome, but were not built."""
         self.surveyed: SpaceSurveyed | None = None
-        """The survey's facts for the strategy. None if the space was not surveyed."""
+        """The facts that the survey collected for the strategy. None if the space was not surveyed."""
         self.compile_s: list[float] = []
-        """Compile times per candidate, sorted. A library's seconds are shared evenly. Reused libraries do not count."""
+        """Compile times per candidate, sorted, without reused libraries. A library's seconds are divided evenly."""
         self.devices: dict[str, DeviceInfo] = {}
         self.memory_bytes = 0
         """Peak device memory, in bytes, of the device's process that used the most memory."""
@@ -376,7 +376,7 @@ class State:
     def ranked(self, most: int | None = None) -> list[CandidateMeasured]:
         """Return a measurement for each code, sorted by the first timing, fastest first.
 
-        A measurement's `index` is the candidate that was compiled and ran. `most`: return at most so many measurements.
+        A measurement's `index` is the candidate that was compiled and ran. `most`: the largest number of measurements.
         """
         outcomes = (self.entries[index].outcome for _, _, index in self._ranking[:most])
         return [outcome for outcome in outcomes if isinstance(outcome, CandidateMeasured)]
@@ -390,7 +390,7 @@ class State:
         return index, latency_ms
 
     def best_over_time(self) -> tuple[Improvement, ...]:
-        """Return every change of the best candidate by first timing. Measurements that were retracted do not count."""
+        """Return every change of the best candidate by first timing. Retracted measurements are left out."""
         return tuple(msgspec.structs.replace(s, index=self.first(s.index).index) for s in self._improvements)
 
     @property
@@ -438,8 +438,8 @@ class State:
 
     @property
     def all_differ(self) -> bool:
-        """Whether the outputs of the default and of the first candidates all differ from the reference's outputs. The
-        reference may then be wrong."""
+        """Whether the default and the first candidates all have other outputs than the reference, which may then be
+        wrong."""
         default = None if self.default_index is None else self.outcome(self.default_index)
         if not isinstance(default, BenchmarkFailed) or default.kind != "mismatch" or self.counts["measured"]:
             return False
@@ -571,7 +571,7 @@ def proposed(state: State) -> list[Entry]:
 
 
 def finished(state: State, budget: Budget, reason: str = "") -> bool:
-    """Tell whether a run that has ended, or that ends now for `reason`, may try no more candidates under `budget`."""
+    """Tell whether `budget` allows no more candidates in a run that has ended, or that ends now for `reason`."""
     if (reason := reason or ended_by(state)) in ("", "stopped"):
         return False
     done = [entry for entry in proposed(state) if state.outcome(entry.index) is not None]

@@ -76,13 +76,13 @@ class Failure(msgspec.Struct, frozen=True, tag="failure", omit_defaults=True):
 
 
 SERVER_LOST = "the fork server was lost"
-"""The `doubt` about every candidate that was in progress when all processes were lost together."""
+"""The value of `Failure.doubt` for a candidate that was in progress when all processes were lost together."""
 
 
 class KernelParam(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A kernel parameter. `shape`: sizes as ints or as names of symbolic dimensions; None for a scalar.
 
-    `strides`: strides in elements, as ints or names, if the parameter declares any; None if it is contiguous.
+    `strides`: strides in elements, as ints or names of symbolic dimensions; None for a contiguous parameter.
     """
 
     dtype: str
@@ -102,14 +102,14 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
     set_up: tuple[Whole, ...] = ()
     """Inputs that the workload's `setup` changed before the kernel was checked and timed. Calls do not run `setup`."""
     unnamed: bool = False
-    """Whether no outputs were named, so that tilelang's tuner passes all parameters to the user's functions."""
+    """Whether the user named no outputs. If so, tilelang's tuner passes all parameters to the user's functions."""
 
     @property
     def zero_inputs(self) -> tuple[int, ...]:
         return tuple(i for i in self.zero if i not in self.outputs)
 
     def where_given(self, positions: Sequence[int]) -> Roles:
-        """Return the roles for a caller that always passes the outputs among `positions`, and prepares them itself."""
+        """Return the roles for a caller that prepares the outputs at `positions`, and passes them in every call."""
         given = {*positions} & {*self.outputs}
         return msgspec.structs.replace(
             self,
@@ -119,12 +119,12 @@ class Roles(msgspec.Struct, frozen=True, tag="roles", omit_defaults=True):
         )
 
     def handed_out(self) -> Roles:
-        """Return these roles for calls by users. Raises `UsageError` if calls would lack what `setup` changed."""
+        """Return these roles for calls by users. Raises `UsageError` if `setup` changed an input."""
         if not self.set_up:
             return self
         raise UsageError(
             f"setup changed input {', '.join(map(str, self.set_up))} before the kernel was checked, but a call of the "
-            "kernel does not run setup: make the data with inputs=, clear tensors with zero=, or set it in the kernel"
+            "kernel does not run setup: give data with inputs=, clear tensors with zero=, or set values in the kernel"
         )
 
 
@@ -148,7 +148,7 @@ class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     calls: Quantity
     dtype: Word
     policy: Whole = 0
-    """How warps share the tile, by tilelang's numbers: 0 for squares, 1 for whole rows, 2 for whole columns."""
+    """How warps share the tile, as tilelang's number: 0 stands for squares, 1 for whole rows, 2 for whole columns."""
     in_registers: bool = False
     """Whether the first operand is in registers instead of shared memory."""
     feeds: bool = False
@@ -165,9 +165,9 @@ class Gemm(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Access(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A place in the kernel that reads or writes a tensor.
 
-    `n_bytes`: bytes per block, averaged over the grid. A tile that crosses the tensor's end counts in full. `axes`: the
-    axes of the grid (of ``xyz``) on which the address depends. Blocks that differ only in the remaining axes access the
-    same bytes.
+    `n_bytes`: bytes per block, averaged over the grid. For a tile that crosses the tensor's end, the bytes of the whole
+    tile are included. `axes`: the axes of the grid on which the address depends, such as ``xy``. Blocks that differ
+    only in the remaining axes access the same bytes.
     """
 
     n_bytes: Quantity
@@ -198,17 +198,17 @@ class BlockWork(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     exchanges: Quantity = 0.0
     """Times that a block waits for an exchange of values between the threads that share a row of a reduction."""
     fragment_registers: Whole = 0
-    """32-bit registers per thread that hold fragments and local arrays, where most of them are alive."""
+    """Number of 32-bit registers that a thread needs for fragments and local arrays, where most of them are alive."""
     stages: Whole = 0
     """Largest number of stages in a `T.Pipelined` loop; 0 if no loop has stages."""
     steps: Quantity = 1.0
-    """Number of iterations of the deepest pipelined loop, or else of the longest loop that has a copy or a product."""
+    """Number of iterations of the deepest pipelined loop, or else of the longest loop that copies or multiplies."""
     threads: Whole = 1
     """Threads per block that the kernel requests."""
     tensor_bytes: Whole | None = None
     """Total size of all tensors in bytes; None if the size depends on the call."""
     block_order: str = ""
-    """Order of blocks, as tilelang's name and panel width (``rasterization2DRow 8``); empty for the usual order."""
+    """Order of blocks: tilelang's name and panel width, such as ``rasterization2DRow 8``; empty for the usual order."""
 
     @property
     def tensor_flops(self) -> float:
@@ -237,7 +237,7 @@ class StaticFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     source_bytes: Whole | None = None
     """Number of characters in the generated device source."""
     lacking_registers: Whole = 0
-    """Registers that a block requests with ``setmaxnreg`` but never gets. Unless this is 0, the block hangs."""
+    """Number of requested registers (``setmaxnreg``) that a block never gets. If any are missing, the block hangs."""
     work: BlockWork | None = None
     """Work per block; None if a part of the work depends on values in the call."""
     layouts: Layouts | None = None
@@ -258,10 +258,9 @@ class Elaborated(msgspec.Struct, frozen=True, tag="elaborated", gc=False):
 class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """A lowered candidate.
 
-    Candidates with equal `code_key` compile to the same machine code, whichever compiler is used. `merge_key`: only
-    candidates with equal keys may share a library. Equal keys mean equal flags, pass configs and text before the
-    kernel. `blob`: IR of host and device, which only `codegen` reads; empty if the artifact store has the kernel's
-    library.
+    Candidates with equal `code_key` compile to the same machine code, whichever compiler is used. Only candidates with
+    equal `merge_key` may share a library, because their flags, pass configs and text before the kernel are equal.
+    `blob`: the IR of the host and the device code for `codegen`; empty if the artifact store has the kernel's library.
     """
 
     index: int
@@ -274,7 +273,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     ir_key: str = ""
     """Digest of everything that decides the result of lowering, such as the elaborated kernel."""
     store_key: str = ""
-    """Key of nvcc's or g++'s library in the artifact store, made from `code_key` and the code generators' versions."""
+    """Key, in the artifact store, of the library that nvcc or g++ builds. The key is made from `code_key` and the
+    versions of the code generators."""
     use: str = ""
     """Headers and instructions that cicc's compiler state needs for the source; empty if cicc cannot compile it."""
     source_key: str = ""
@@ -289,11 +289,11 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     roles: Roles | None = None
     """The roles of the candidate's own parameters; None if only the first candidate's roles are known."""
     storable: bool = True
-    """Whether `code_key` alone decides the machine code. If the source includes files of the user, it does not."""
+    """Whether `code_key` alone decides the machine code. This is False if the source includes files of the user."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Resources of compiled code. If there are several kernels, each figure is the largest of all kernels."""
+    """Resources of compiled code. Each figure is the maximum over all kernels, except for `code_bytes`."""
 
     registers: Whole = 0
     """32-bit registers per thread."""
@@ -302,13 +302,13 @@ class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     code_bytes: Whole = 0
     """Bytes of machine code, for all kernels together."""
     static_smem_bytes: Whole = 0
-    """Bytes of shared memory per block that are static, so that the launch does not request them."""
+    """Bytes of static shared memory per block, which the launch does not request."""
 
 
 CICC = "cicc"
-"""`Artifact.compiler` of a library from nvcc's own programs, which were called with pre-parsed headers."""
+"""The value of `Artifact.compiler` for a library that nvcc's own programs compiled with pre-parsed headers."""
 STORED = "from the artifact store"
-"""`Artifact.why` of a library that an earlier run compiled and stored."""
+"""The value of `Artifact.why` for a library that an earlier run compiled and stored."""
 
 
 class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
@@ -327,17 +327,16 @@ class Artifact(msgspec.Struct, frozen=True, tag="artifact", gc=False):
     compiler: str = ""
     """The compiler of the device code, which is ``nvcc``, ``cicc`` (nvcc with pre-parsed headers) or ``g++``."""
     why: str = ""
-    """The reason that this compiler was used."""
     store_key: str = ""
     """Key of the library in the artifact store; empty if the store may not keep the library."""
     source_key: str = ""
-    """Shortened SHA-256 of the generated sources for device and host, in which the kernel's name is replaced."""
+    """Shortened SHA-256 of the generated sources for device and host, after the kernel's name was replaced in them."""
     machine: MachineFacts | None = None
     """Resources that the kernel needs; None for target ``c``."""
     state: str = ""
     """Key of the compiler state in which cicc built the library; empty if another compiler built it."""
     compared: bool = False
-    """Whether cicc's code in this compiler state is known to equal nvcc's code."""
+    """Whether a comparison has shown that cicc's code in this compiler state equals nvcc's code."""
     roles: Roles | None = None
     """See `Lowered`."""
 
@@ -358,5 +357,5 @@ class Compared(msgspec.Struct, frozen=True, tag="compared"):
 
 
 def source_path(library: str, symbol: str) -> str:
-    """Return the path of the source of one kernel in `library`, which has no source of other kernels."""
+    """Return the path of the file that has the source of one kernel in `library`, and no other kernel's source."""
     return f"{library.removesuffix('.so')}.{symbol}.source"

@@ -1,4 +1,4 @@
-"""Candidates, and their configurations as plain data with keys; also advice from other runs, and problems."""
+"""Plain data for candidates, their configurations and keys, advice from other runs, and problems."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ COMPILE_FLAGS = "compile_flags"
 FOREIGN = "$kernel"
 """Config key, between processes only, of the elaborated kernel of a stranger."""
 BASELINE = -1
-"""Index of the default configuration if the space does not have it. The default is then measured as a baseline, but
-counts neither as a candidate of the space nor towards a budget."""
+"""Index of the default configuration if it is outside the space. In that case, the default is measured as a baseline,
+but neither the number of candidates nor the budget includes the baseline."""
 RESERVED = frozenset({PASS_CONFIGS, COMPILE_FLAGS})
 LAUNCH_HINTS = frozenset({"occupancy", "num_ctas"})
 """Config keys for hints about the launch, if the kernel has no argument of the same name. The hints are the number of
@@ -32,11 +32,12 @@ blocks that must fit on a multiprocessor, and the number of blocks in a cluster.
 MIN_INT, MAX_INT = -(2**63), 2**64 - 1
 """Range of the integers that a journal and messages to workers can store exactly."""
 MAX_NESTING = 60
-"""Largest nesting of lists and dicts in a value. A journal's line nests 3 levels deeper, and may have 64 levels."""
+"""Largest nesting of lists and dicts in a value. A journal's line has at most 64 levels, of which 3 are around the
+value."""
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A configuration. `index`: its place in the space, or `BASELINE`. `key`: a digest of `config` alone."""
+    """A configuration. `index`: the configuration's place in the space, or `BASELINE`. `key`: a digest of `config`."""
 
     index: int
     key: str
@@ -49,7 +50,7 @@ class Advice(msgspec.Struct, frozen=True):
     source: str
     """The path of a journal, or ``result``, or ``cache`` with the key of the result."""
     first: tuple[Config, ...] = ()
-    """The fastest configurations of that run that this space also has, the best one first."""
+    """Configurations that were fast in the other run and are also in this space, with the fastest first."""
 
 
 def normalise(value: Any, where: str, depth: int = 0) -> Any:
@@ -96,7 +97,7 @@ def normalise(value: Any, where: str, depth: int = 0) -> Any:
 
 
 def as_written(value: Any, depth: int = 0) -> Any:
-    """Return a value as constraints and kernels get it: equal to the user's own value, but in new lists and dicts.
+    """Return a copy of a user's value, with new lists and dicts, for constraints and kernels.
 
     A numpy scalar becomes a Python number, because tilelang accepts numpy's scalars only in some places.
     """
@@ -110,7 +111,7 @@ def as_written(value: Any, depth: int = 0) -> Any:
 
 
 def written_like(own: Mapping[str, Any], plain: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return another problem's `plain` arguments as the kernel gets them, in the types of the user's own values.
+    """Return another problem's `plain` arguments for the kernel, converted to the types of the user's own values.
 
     If an argument was `given` as a plain value, it gets the type of the same argument in the first problem, `own`.
     """
@@ -133,7 +134,7 @@ def _as_form(value: Any, form: Any) -> Any:
 def forms(value: Any) -> frozenset[str]:
     """Return the names of the types in `value` that keys and journals replace by plain types; empty if there are none.
 
-    For example, a member of an enumeration becomes its number, although the two may lead to different kernels.
+    For example, an enumeration's member becomes its number, although member and number may lead to different kernels.
     """
     kind, inner = type(value), value.values() if isinstance(value, Mapping) else value
     names = frozenset[str]().union(*map(forms, inner)) if isinstance(value, list | tuple | Mapping) else frozenset()
@@ -150,7 +151,7 @@ MUST_BE_PASS_CONFIGS = "must be a dict, such as {'tl.enable_fast_math': True}"
 
 
 def check_reserved(name: str, value: Any, where: str, hint: bool = False) -> None:
-    """Raise `SpaceError`, naming `where`, if `value` is wrong for a reserved `name` or a `hint`. None is allowed."""
+    """Raise `SpaceError`, naming `where`, if a reserved `name` or a `hint` cannot have this `value`. None is valid."""
     if value is None:
         return
     if name == PASS_CONFIGS and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
@@ -218,7 +219,7 @@ def numbered(configs: Iterable[Config]) -> list[Candidate]:
 
 
 def describe_config(config: Config) -> str:
-    """Return `config` as ``name=value`` parts without control characters, as the config may come from a stranger."""
+    """Return `config` as ``name=value`` parts without control characters, which a stranger's config may contain."""
     return printable(", ".join(f"{name}={value!r}" for name, value in config.items()))
 
 
@@ -266,7 +267,7 @@ def is_size(value: Any) -> bool:
 def distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     """Return the sum of the log2 ratios of two problems' sizes, plus 1 for each other argument that differs.
 
-    The sum is rounded, because the last digit of a logarithm differs between machines, but must not break ties.
+    The sum is rounded, so that the last digit of a logarithm, which differs between machines, cannot break ties.
     """
     return round(math.fsum(_distance(a.get(name), b.get(name)) for name in {**a, **b}), 9)
 
@@ -278,11 +279,12 @@ def _distance(a: Any, b: Any) -> float:
 
 
 FAILED_ALIKE = 8
-"""If this many candidates with the same value of an axis failed alike, other candidates with that value come last."""
+"""If this many candidates with the same value of an axis failed for the same reason, the remaining candidates with this
+value are tried last."""
 
 
 def failed_values(tried: Iterable[tuple[Iterable[tuple[Any, Any]], str]]) -> dict[tuple[Any, Any], tuple[int, str]]:
-    """Return the pairs (axis, value) whose candidates all failed for the same reason, with their number and the reason.
+    """Return each (axis, value) whose candidates all failed for one reason, with the candidates' number and the reason.
 
     `tried`: the pairs of each candidate, and the reason that it failed, or an empty text if it was measured.
     """

@@ -2,7 +2,7 @@
 
 The figures come from NVIDIA's data sheets, and from its white papers on the architectures A100 (GA100), GA102, AD102
 and H100 (GH100). A value that the device itself reports takes precedence. Rates of tensor cores are given for dense
-operands that are summed in float32.
+operands and for sums in float32.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class DeviceLimits(msgspec.Struct, frozen=True):
     smem_bytes: Whole | None = None
     """Largest number of bytes of shared memory in a block."""
     threads: Whole | None = None
-    """Largest number of threads in a block."""
 
 
 class Peaks(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -88,8 +87,8 @@ def default_limits(target: Target) -> DeviceLimits:
 def parse_target(text: Any) -> Target | None:
     """Parse a target: ``c``, ``cuda``, ``sm_90a``, ``cuda -arch=…``, a dict, or ``auto``.
 
-    Returns None for ``auto``, so that the machine chooses a target. For ``cuda`` without an arch, `Target.arch` is
-    empty until the device sets it. Raises `TargetError` for a target that atune does not support.
+    Returns None for ``auto``, because the machine then chooses the target. For ``cuda`` without an arch, `Target.arch`
+    is empty until the device sets it. Raises `TargetError` for a target that atune does not support.
     """
     if text is None or text == "auto":
         return None
@@ -135,8 +134,7 @@ def arch_of_capability(major: int, minor: int) -> str:
 
 
 class Multiprocessor(msgspec.Struct, frozen=True):
-    """Resources that a multiprocessor divides among blocks (CUDA C++ Programming Guide, «Technical Specifications per
-    Compute Capability»)."""
+    """Resources that a multiprocessor divides among blocks (from the same table as `DeviceLimits`)."""
 
     threads: int
     blocks: int
@@ -200,7 +198,7 @@ class Architecture(NamedTuple):
     """Rates of a multiprocessor (SM) in an architecture."""
 
     tensor_flops: int
-    """bfloat16 operations of the tensor cores per clock. If gaming and server boards differ, gaming boards decide."""
+    """bfloat16 operations of the tensor cores per clock. Some server boards reach a higher number (see `SHEETS`)."""
     lanes: int
     """float32 operations per clock, one for each lane."""
     warp_groups: bool = False
@@ -229,7 +227,7 @@ class Sheet(NamedTuple):
     memory_bytes_s: float
     l2_bytes: int
     tensor_flops: int = 0
-    """Tensor core operations as in `Architecture`, if this board differs from its architecture; otherwise 0."""
+    """The board's own value of `Architecture.tensor_flops`; 0 if the architecture's value applies."""
 
 
 SHEETS = {
@@ -245,13 +243,13 @@ SHEETS = {
     "B200": Sheet("100", 148, 1.85e9, 8.0e12, 126 << 20),  # «HGX B200», one GPU's share
     "RTX 5090": Sheet("120", 170, 2.41e9, 1.792e12, 96 << 20),  # «Blackwell GPU Architecture», appendix A
 }
-"""Data sheets, by words in a device's name. The first match counts."""
+"""Data sheets, by words in a device's name. If several entries match, the first entry is used."""
 TYPICAL = {"80": "A100", "86": "RTX 3090", "89": "RTX 4090", "90": "H100", "100": "B200", "120": "RTX 5090"}
-"""Data sheets of typical boards, by compute capability, for boards without a data sheet."""
+"""For each compute capability, the typical board, whose data sheet is used for boards without a data sheet."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Figures of a device for the prior."""
+    """Figures of a device that the prior uses."""
 
     sms: int
     clock_hz: float
@@ -306,7 +304,7 @@ def _board(name: str) -> str:
 def with_peaks(device: DeviceInfo) -> DeviceInfo:
     """Return `device` with the peaks from its data sheet; unchanged if its architecture has no data sheet.
 
-    Tensor cores are assumed to run at the sheet's clock, as they do under load. The memory's rate is the device's own.
+    Tensor cores are assumed to run at the sheet's clock, as they do under load. The device's own memory rate is used.
     """
     figures, sheet = figures_of(device), figures_of(msgspec.structs.replace(device, clock_hz=0.0))
     if figures is None or sheet is None:

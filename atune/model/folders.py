@@ -27,7 +27,7 @@ ARTIFACTS = "artifacts"
 chosen_folder: ContextVar[Path | None] = ContextVar("atune_cache_folder", default=None)
 """The folder of the innermost `cache_folder_at`, or None. New threads do not inherit this folder."""
 _named: set[Path] = set()
-"""Folders that this program itself chose, so that it may load libraries from there."""
+"""Folders that this program itself chose. The program may load libraries from these folders."""
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def cache_folder_at(folder: Path | None) -> Generator[None, None, None]:
 def cache_folder() -> Path:
     """Return the path of atune's folder in the user's cache. The folder may not exist yet.
 
-    The path is ``$ATUNE_CACHE_DIR`` if that is absolute, or else ``$XDG_CACHE_HOME/atune`` or ``~/.cache/atune``.
+    The path is ``$ATUNE_CACHE_DIR`` if this path is absolute, or else ``$XDG_CACHE_HOME/atune`` or ``~/.cache/atune``.
     """
     chosen = chosen_folder.get()
     if chosen is not None:
@@ -78,7 +78,7 @@ def is_cached(path: str) -> bool:
 
 
 def untrusted(path: str | os.PathLike[str], so: str = "no library is kept there or loaded from there") -> str:
-    """Return a warning if another user owns `path`, or may write to it or to a folder above it; empty if it is safe.
+    """Return a warning if another user owns `path`, or may write to `path` or a folder above it; otherwise, return "".
 
     Folders above the cache folder are not checked, and root is trusted. `so`: the consequence that the warning states.
     """
@@ -99,7 +99,7 @@ def untrusted(path: str | os.PathLike[str], so: str = "no library is kept there 
 def store_file(folder: Path, kind: Literal["codes", "lowered"], key: str) -> Path:
     """Return the path of a record in the artifact store `folder`.
 
-    `key`: the key of a library's code if `kind` is ``codes``, or of a lowered kernel if it is ``lowered``.
+    `key`: if `kind` is ``codes``, the key of a library's code; if `kind` is ``lowered``, the key of a lowered kernel.
     """
     return folder / kind / f"{key}.json"
 
@@ -118,7 +118,7 @@ def is_stored(path: str) -> bool:
 def loadable(artifact: Artifact | None, *, replayed: bool) -> Artifact:
     """Return the library of the winner. Raises `AtuneError` if the library is missing or not safe to load.
 
-    `replayed`: whether the path comes from a journal, so that only a library in the cache folder is safe.
+    `replayed`: whether the path comes from a journal. In that case, only a library in the cache folder is safe.
     """
     if artifact is None:
         why = "there is no kernel: the run did not finish, or its winner's library could not be kept"
@@ -179,9 +179,9 @@ def make_private_folder(folder: str) -> None:
 
 
 TILELANG_FOLDER = "TILELANG_CACHE_DIR"
-"""Environment variable of tilelang, for a folder that is created when tilelang is imported."""
+"""Environment variable with the path of a folder that tilelang creates when tilelang is imported."""
 SERVER_FOLDER = "ATUNE_SERVER_FOLDER"
-"""Environment variable for a fork server and its workers, with the path of the server's folder."""
+"""Environment variable that gives the path of a fork server's folder to the server and its workers."""
 
 
 def server_folder() -> tuple[Path, Callable[[], None]]:
@@ -199,7 +199,8 @@ def server_folder() -> tuple[Path, Callable[[], None]]:
 
 @contextmanager
 def short_path(folder: str) -> Generator[str, None, None]:
-    """Yield a short path for `folder`, which is valid inside the block. A socket's address can have only 107 bytes."""
+    """Yield a short path to `folder`. The path is valid inside the block. A socket's address can have only 107
+    bytes."""
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{fd}"
@@ -209,7 +210,7 @@ def short_path(folder: str) -> Generator[str, None, None]:
 
 @contextmanager
 def whole_file(path: Path) -> Generator[str, None, None]:
-    """Yield a temporary path. If the block succeeds, this file becomes `path`, so nobody sees an incomplete file."""
+    """Yield a temporary path. If the block succeeds, the file is moved to `path`, so nobody sees an incomplete file."""
     fd, part = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
     os.close(fd)
     try:
@@ -263,7 +264,7 @@ def _make_folder(prefix: str) -> tuple[Path, ExitStack]:
 
 
 def _locked(folder: Path, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB) -> ExitStack:
-    """Lock a folder until the stack closes or the process ends. By default, raises `OSError` if others locked it."""
+    """Lock a folder until the stack closes or the process ends. By default, raises `OSError` for a locked folder."""
     with ExitStack() as stack:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         stack.callback(os.close, fd)

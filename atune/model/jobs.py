@@ -1,6 +1,6 @@
 """Jobs are sent by the engine to workers, which pass them on to their processes.
 
-The class of a job names the type of its answer. As msgpack, in one tagged union, a job travels from the engine to the
+The class of a job names the type of its answer. The engine encodes a job as msgpack, in one tagged union, for the
 process that does the work. If this process is on another machine, an agent on that machine passes the job on.
 """
 
@@ -61,7 +61,7 @@ class GroupFailed(msgspec.Struct, frozen=True, tag="group failed"):
 class ElaborateJob(Job[list[Elaborated | Failure] | GroupFailed], frozen=True):
     """Elaborate `candidates`. The answer has one or more results, in order, but may end before the last candidate.
 
-    `digests`: results have `ir_digest` instead of facts. If a failure has a `doubt`, the candidate may be innocent.
+    `digests`: results have `ir_digest` instead of facts. If a failure has a `doubt`, the candidate may not be at fault.
     """
 
     candidates: tuple[Candidate, ...]
@@ -77,8 +77,8 @@ class RolesJob(Job[Roles | Failure], frozen=True):
 class LowerJob(Job[Lowered | Failure], frozen=True):
     """Lower `candidate`. After a crash or a missed deadline, the answer is a `Failure`, and a fresh process takes over.
 
-    If the failure has a `doubt`, the engine lowers the candidate again. `anew`: ignore lowerings from earlier runs.
-    Like all jobs, it raises `MachineError` if the machine lacks memory or disk space for a long time.
+    If the failure has a `doubt`, the engine lowers the candidate again. `anew`: whether to ignore lowerings from
+    earlier runs. Like all jobs, it raises `MachineError` if the machine lacks memory or disk space for a long time.
     """
 
     candidate: Candidate
@@ -86,7 +86,7 @@ class LowerJob(Job[Lowered | Failure], frozen=True):
 
 
 class FindJob(Job[Artifact | None], frozen=True):
-    """Look up an artifact with the same code in the artifact store. The answer is None if the store lacks it."""
+    """Look up an artifact with the code of `lowered` in the artifact store. If there is none, the answer is None."""
 
     lowered: Lowered
 
@@ -94,9 +94,9 @@ class FindJob(Job[Artifact | None], frozen=True):
 class BuildJob(Job[list[Artifact | Failure] | GroupFailed], frozen=True):
     """Compile `group` into one library. The answer has an entry for each member of the group, in order.
 
-    `plain`: do not use cicc. `limit_s`: seconds after which the compilation is ``hopeless``; None if only the deadline
-    in the settings applies. The worker sets `path` to the library's file, and `by` to the compilers for CUDA: with
-    ``both``, nvcc compiles, and meanwhile cicc's code for the first member of the group is compared with nvcc's.
+    `plain`: whether cicc must not be used. `limit_s`: seconds after which the compilation is ``hopeless``; None if only
+    the deadline in the settings applies. The worker sets `path` to the library's file, and `by` to the CUDA compiler.
+    With ``both``, nvcc compiles the group, while the first member's code from cicc and nvcc is compared.
     """
 
     group: tuple[Lowered, ...]
@@ -160,7 +160,7 @@ class MeasureJob(Job[Measurement | Failure], frozen=True):
     """Check and time a candidate. If a failure kills the process, the worker is no longer `alive`.
 
     `best_ms`: the best latency so far, so that clearly slower candidates get few samples; None to take all samples.
-    Raises `WorkerLost` if the process ends for another reason, and `ServerLost` if all processes end.
+    Raises `WorkerLost` if the process ends without a failure of the candidate, and `ServerLost` if all processes end.
     """
 
     artifact: Artifact
@@ -190,7 +190,7 @@ class Bits(msgspec.Struct, frozen=True):
 class BitsJob(Job[Bits], frozen=True):
     """Call each of `artifacts` once per seed, with inputs that are drawn with the seed, or with the user's inputs.
 
-    Raises `WorkerError` if a call fails. The process then counts as lost, because any artifact may be the cause.
+    Raises `WorkerError` if a call fails. The process is then treated as lost, because any artifact may be the cause.
     """
 
     artifacts: tuple[Artifact, ...]
@@ -199,7 +199,7 @@ class BitsJob(Job[Bits], frozen=True):
 
 
 class FinalJob(Job[Finals], frozen=True):
-    """Time `artifacts`, and the reference if there is one, in each of `rounds` rounds. Sample r is from round r.
+    """Time `artifacts`, and the reference if there is one, in `rounds` rounds. Sample r of each timing is from round r.
 
     After the rounds, each artifact is checked again, and a wrong result is a failure. If a failure kills the process,
     the worker is no longer `alive`.

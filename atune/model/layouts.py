@@ -16,7 +16,7 @@ COMPILER = "compiler"
 
 
 class LayoutAxis(tuple[Any, ...]):
-    """Values of an axis for layouts. The option `layouts` makes a run measure only the best layouts: see `choose`."""
+    """An axis whose values are layouts. With the option `layouts`, only the best layouts are measured: see `choose`."""
 
     __slots__ = ()
 
@@ -46,11 +46,11 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     replication: Whole = 1
     """Number of threads that execute the same iteration."""
     redundant: Whole = 0
-    """Iterations of a thread that exceed an even share: slots - ceil(iterations / threads)."""
+    """Number of iterations by which a thread exceeds an even share: slots - ceil(iterations / threads)."""
     width: Whole = 1
     """How many successive elements on the last axis a thread handles, at most 16. A vector access can be this wide."""
     access_bits: Whole = 0
-    """Bits that a thread can move to or from global memory in one access, at most 128; 0 without such accesses."""
+    """Bits that a thread can move in one access to global memory, at most 128; 0 if the loop has no such access."""
     uneven: bool = False
     """Whether some threads do not run the loop, or do not store its results."""
     stores: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class LoopFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     threads: tuple[str, ...] = ()
     """Masks of the threads that execute each of a few iterations, as in `mask_of`; empty if unknown."""
     by_source: tuple[str, Whole] = ("", 0)
-    """A fragment whose layout tilelang may copy for the loop, and then the iterations per thread; or ``("", 0)``."""
+    """A fragment whose layout tilelang may use for the loop, and the iterations per thread then; else ``("", 0)``."""
 
     @property
     def repeated(self) -> float:
@@ -133,10 +133,11 @@ class LayoutSelection(msgspec.Struct, frozen=True):
 def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelection:
     """Choose up to `most` layouts of a configuration. The order of `alternatives` does not matter.
 
-    Only valid alternatives that contain no other alternative are considered. The order of preference is least
+    Only valid alternatives that contain no other alternative are considered. The criteria are, in this order: least
     redundant work, fewest registers, widest accesses, the compiler's own choice, first in the space. An alternative
-    contains another if, in each loop, the threads that execute an iteration include all threads that execute it in the
-    other. Alternatives without facts are always kept. If no alternative is valid, the compiler's choice is kept.
+    contains another if, in each loop, the threads that execute an iteration include all threads that execute the same
+    iteration in the other alternative. Alternatives without facts are always kept. If no alternative is valid, the
+    compiler's choice is kept.
     """
     valid = [a for a in alternatives if a.valid]
     if not valid:
@@ -152,7 +153,7 @@ def choose(alternatives: Sequence[Alternative], most: int = 1) -> LayoutSelectio
 
 
 def contained(a: Layouts, b: Layouts) -> bool:
-    """Return whether each iteration in `a` has a subset of its threads in `b`, and some iteration has fewer threads.
+    """Return whether `a` runs each iteration on a subset of its threads in `b`, and at least one on fewer threads.
 
     Only a few iterations of each loop are compared. If the loops differ, the layouts cannot be compared.
     """

@@ -23,11 +23,12 @@ IN_FINAL = " (in a timed call)"
 DISTURBS = "may disturb the timings"
 """A phrase in every warning about another program that uses a device."""
 CLOSE = 0.005
-"""Latencies count as equal if they differ by at most this share. A finalist cannot win if it is slower by more."""
+"""Latencies that differ by at most this share are treated as equal. A finalist that is slower than the fastest finalist
+by a larger share cannot win."""
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A GPU's state just after the samples were taken, as NVML reports it. A value that NVML lacks is None."""
+    """A GPU's state just after the samples were taken. A value is None if NVML does not report it."""
 
     uuid: str
     sm_mhz: Whole | None = None
@@ -60,7 +61,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @classmethod
     def of(cls, samples_us: Sequence[float], method: str, conditions: Conditions | None = None) -> Timing:
-        """Summarise one or more samples in microseconds. A sample below a nanosecond counts as a nanosecond."""
+        """Summarise one or more samples in microseconds. A sample below a nanosecond is replaced by a nanosecond."""
         samples_us = [max(sample, 1e-3) for sample in samples_us]
         median = statistics.median(samples_us)
         low, _, high = statistics.quantiles(samples_us, n=4) if len(samples_us) > 1 else (median, median, median)
@@ -109,7 +110,7 @@ class FinalEntry(msgspec.Struct, frozen=True):
 def ratio_interval(slow: Timing, fast: Timing, level: float = 0.95) -> tuple[float, float, float]:
     """Return (low, median, high) of the ratio slow / fast over all rounds, by `median_interval`.
 
-    Sample r of both timings must be from the same round. Rounds that only one timing has do not count.
+    Sample r of both timings must be from the same round. A round that only one of the timings has is ignored.
     """
     return median_interval([s / f for s, f in zip(slow.samples_us, fast.samples_us, strict=False)], level)
 
@@ -136,12 +137,12 @@ ABOVE_MEMORY = 1.05
 
 
 class ProblemWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations and bytes of a call, the same for every candidate. A number is None if neither given nor known."""
+    """Operations and bytes of a call, the same for every candidate. A number is None if it is unknown."""
 
     flops: float | None = None
-    """Operations. By default, the fewest operations on tensor cores of any candidate, in whole tiles."""
+    """Operations. By default, the least number of tensor core operations of any candidate, computed for whole tiles."""
     bytes: float | None = None
-    """Bytes from and to memory. By default, the bytes of all tensors, or fewer if a candidate accesses fewer."""
+    """Bytes from and to memory. By default, the bytes of all tensors, or fewer if a candidate accesses fewer bytes."""
     rate: float = 1.0
     """Speed of tensor cores with the operands of this call, relative to 16-bit operands."""
 
@@ -170,7 +171,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     memory_share: float | None = None
     """Share of the memory's peak rate. If the share is above 1, a part of the data came from a cache."""
     bound: Bound = ""
-    """The peak that limits the work, because its share is larger. ``cache``: data came faster than memory allows."""
+    """The peak with the larger share, which limits the work. ``cache``: data came faster than the memory allows."""
 
     @classmethod
     def of(cls, latency_ms: float, work: ProblemWork, peaks: Peaks | None) -> Roofline | None:
@@ -212,8 +213,8 @@ def _needed(work: BlockWork, blocks: int) -> float:
 
 
 FASTEST_TYPE, ABOVE_THE_SHEET = 4, 1.2
-"""How much faster 4-bit operands are than 16-bit operands, and the factor by which a board may exceed its data sheet.
-For example, an H200 at 1980 MHz exceeds its data sheet by 8 %, and boards of the same name differ."""
+"""The factor by which 4-bit operands are faster than 16-bit operands, and the factor by which a board may exceed its
+data sheet. For example, an H200 at 1980 MHz exceeds its data sheet by 8 %, and boards of the same name differ."""
 
 
 def fastest_ms(device: DeviceInfo, flops: float | None, n_bytes: float | None) -> float | None:

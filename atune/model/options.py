@@ -1,4 +1,4 @@
-"""Options: each is declared as a field with an `option` in its type, from which checks, help and flags derive."""
+"""Options. Each option is a field with an `option` in its type. Checks, help and flags are derived from the field."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The description, written like a docstring. The first sentence is the command line's help."""
     default: Any = None
     must: str = ""
-    """What messages say about a wrong value, such as ``must be a string``. If this text is empty, only numbers and
-    bools are checked."""
+    """What messages say about a wrong value: ``must be a string``. If this is empty, only numbers and bools are
+    checked."""
     check: Callable[[str, Any], Any] | None = None
     """A function that takes the option's name, for messages, and a value. The function returns the value in its normal
     form, or raises `UsageError`."""
@@ -112,7 +112,7 @@ def converted(
 ) -> Any:
     """Return `value` as msgspec converts it to the type `kind`. A mapping stays unchanged. `strict`: see msgspec.
 
-    Raises `error` with a message from `name` and `must`. Without `must`, msgspec's message says what was expected.
+    Raises `error` with a message made from `name` and `must`. Without `must`, msgspec's message says what was expected.
     """
     plain = as_written(value)  # numpy's numbers become Python's
     plain = float(plain) if isinstance(plain, float) else plain
@@ -242,7 +242,7 @@ if TYPE_CHECKING:
 else:
 
     class _Refusing(type(msgspec.Struct)):
-        """Refuses wrong keywords when a class is called, because a msgspec class cannot define `__init__`."""
+        """A metaclass that refuses wrong keywords, because a msgspec class cannot define `__init__`."""
 
         def __call__(cls, *values: Any, **options: Any) -> Any:
             refuse_unknown(cls.__name__, options, cls.__struct_fields__)
@@ -262,7 +262,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, metaclass=_Refusing):
 def documented(kind: type[S]) -> type[S]:
     """Add the options of the settings class `kind` to its docstring. Returns the class."""
     options = [_wrapped(f"`{option.name}`: {option.doc}") for option in options_of(kind).values()]
-    raises = "Raises `UsageError` for a wrong name, with a suggestion, or a wrong value."
+    raises = "Raises `UsageError` for a wrong value, and for an unknown name, with a similar name as a suggestion."
     kind.__doc__ = "\n".join([f"{kind.__doc__}\n", *options, f"\n{raises}"])
     return kind
 
@@ -301,7 +301,7 @@ def refuse_unknown(
 ) -> None:
     """Raise `UnknownOption`, naming `where`, for the first `given` name that is not `known`.
 
-    `elsewhere`: how to write each option that may be suggested. By default, all options of atune may be.
+    `elsewhere`: how to write each option that may be suggested. By default, every option of atune may be suggested.
     """
     for name in given:
         if name not in known:
@@ -322,7 +322,7 @@ def python_ways() -> dict[str, str]:
 def likely(name: str, known: Mapping[str, str], elsewhere: Mapping[str, str]) -> str:
     """Return a "did you mean" question that names options similar to `name`; empty if no option is similar.
 
-    `known`: how to write each option that is allowed here. `elsewhere`: how to write each option of other places.
+    `known`: how to write each option that is allowed here. `elsewhere`: how to write each of the other options.
     """
     ways = {**elsewhere, **known}
     options = [option for option in (name, *MEANT.get(name, ())) if option in ways]

@@ -25,7 +25,7 @@ REQUIRES = {
 HEAVY = {"tilelang", "torch", "numpy"}
 """Packages that are not needed for reading and showing journals."""
 _MODULES = {"nvidia-ml-py": "pynvml"}
-"""Names of modules, for packages whose module has another name."""
+"""The names of modules whose name differs from the name of their package."""
 
 
 def is_tested(package: str, version: str) -> bool:
@@ -39,10 +39,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def not_installed(module: str | None) -> str:
-    """Return a message that says which packages to install, if a package that atune requires has the missing `module`.
+    """If a package that atune requires has the missing `module`, return a message that says which packages to install.
 
     The message names all missing packages, so that one command installs them, but names `HEAVY` packages only if one of
-    them has the module. The message is empty for any other module, which atune does not require, or imports by mistake.
+    them has the module. The message is empty for any other module, because atune does not require this module.
     """
     wanted = (module or "").partition(".")[0]
     absent = [name for name in REQUIRES if find_spec(_MODULES.get(name, name)) is None]

@@ -16,7 +16,7 @@ _BUDGETS = "give auto, a number of candidates (40), a share of them (10%), a tim
 AUTO_PERCENT, AUTO_LEAST = 10, 16
 """Largest percentage of a space that the budget ``auto`` tries, and the number of candidates that it always allows."""
 AUTO_BATCH, AUTO_GAIN_PERCENT = 8, 2
-"""The budget ``auto`` ends if a batch of the first number of candidates brings a gain below the second, in percent."""
+"""The budget ``auto`` ends if `AUTO_BATCH` candidates improve the latency by less than `AUTO_GAIN_PERCENT` %."""
 
 
 def _limit(text: str) -> tuple[str, Any]:
@@ -184,16 +184,16 @@ class BenchmarkSettings(Settings, frozen=True, kw_only=True):
         check=size, flag="--memory-limit", metavar="SIZE", measured=True, page="how/memory.md",
     )] = None
     same_bits: Annotated[Literal["default"] | None, option(
-        "With ``default``, a candidate may win only if its outputs are bit-identical to the default configuration's.",
+        "With ``default``, a candidate may win only if its outputs have the same bits as the default's outputs.",
         must="must be 'default'", flag="--same-bits", metavar="default", page="how/bits.md",
     )] = None
     n_final: Annotated[Natural, option(
-        "Number of the best candidates to time again in the final, while nothing compiles. With 0 there is no final.",
+        "Number of the best candidates to time again in the final, while nothing compiles. 0 means no final.",
         page="concepts.md#final",
     )] = 5
     n_final_rounds: Annotated[Count, option(
         "Number of rounds in the final. In each round, every finalist is timed once. While the order of the best "
-        "finalists is unclear, they get another set of rounds, up to ten sets.",
+        "finalists is unclear, these finalists get another set of rounds, up to ten sets.",
     )] = 20
     # fmt: on
 

@@ -32,7 +32,7 @@ from atune.model.options import meant
 T = TypeVar("T")
 Constraint = Callable[..., Any]
 LARGE = 100_000
-"""Largest number of candidates. Larger spaces are sampled. A generator must not yield more configurations."""
+"""Largest number of candidates. A larger space is sampled. A generator that yields more candidates is refused."""
 SMALL = 500
 """Number of points that can be enumerated within a few milliseconds."""
 NO_SERIES = (str, bytes, Mapping, set, frozenset)
@@ -134,7 +134,7 @@ class Space:
     def points(self, arguments: Mapping[str, Any]) -> Points:
         """Return the points of the space for the problem `arguments`, without enumerating them.
 
-        Raises `SpaceError` if a user's function raises, or returns no or too many configurations or values.
+        Raises `SpaceError` if a user's function raises, or returns no configurations or values, or too many.
         """
         where = [UserCallback(c, arguments, lambda values: f"constraint on {dict(values)}") for c in self.where]
         if self._configs is None:
@@ -144,7 +144,7 @@ class Space:
         return Listed(self._configs, where)
 
     def empty(self, arguments: Mapping[str, Any], refused: Iterable[str]) -> SpaceError:
-        """Return the error for an empty space. `refused`: for each constraint, a line that says how much it refused."""
+        """Return the error for an empty space. `refused`: for each constraint, how many points it refused, as text."""
         why = "no configuration satisfies the constraints" if self.where else "it has no configuration"
         problem = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         lines = [f"Space is empty: {why}{f' for {problem}' if problem else ''}", *refused]
@@ -200,7 +200,7 @@ def _series(configs: Any) -> Sequence[Any]:
 
 
 def _refuse_second(seen: dict[bytes, Any], plain: Any, value: Any, where: str) -> None:
-    """Raise `SpaceError` if a different value with the same plain form was `seen`, since their kernels may differ."""
+    """Raise `SpaceError` if a different value with the same plain form was `seen`, because the kernels may differ."""
     first = seen.setdefault(key_of(plain), value)
     if forms(first) != forms(value):
         raise SpaceError(
@@ -233,7 +233,7 @@ def _axis(name: str, values: Any) -> Sequence[Any]:
 class UserCallback:
     """A function of the user, whose signature is read only once.
 
-    `what` returns the description of a call, for messages, from the values that the call adds to the problem.
+    `what` takes the values that a call adds to the problem, and returns a description of the call for messages.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], what: Callable[[Any], str]) -> None:
@@ -280,7 +280,7 @@ class UserCallback:
 
 
 class NoAnswer(TypeError):
-    """Raised if a user's function returned something else than True or False."""
+    """Raised if a user's function returned something other than True or False."""
 
 
 def yes_or_no(answer: Any) -> bool:
@@ -323,7 +323,7 @@ class Points(ABC):
     def __init__(self, where: Sequence[UserCallback]) -> None:
         self._where = where
         self.refused = [0] * len(where)
-        """For each constraint, the number of configurations that it refused and all earlier constraints admitted."""
+        """For each constraint, how many configurations it refused after all earlier constraints admitted them."""
 
     @property
     @abstractmethod
@@ -352,7 +352,7 @@ class Points(ABC):
         return self.refusing(raw) is None
 
     def serves(self, config: Config, *, unlisted: bool) -> bool:
-        """Return whether constraints admit a plain configuration that the space lists, or that may be `unlisted`."""
+        """Return whether constraints admit a plain configuration. Unless `unlisted` is True, the space must list it."""
         place = self.place(config)
         return (unlisted or place is not None) and self.admits(config if place is None else self.raw(place))
 
@@ -368,7 +368,8 @@ class Points(ABC):
         return map(self.raw, range(self.size))
 
     def drawn(self, seed: int) -> Iterator[int]:
-        """Yield places in a random order from `seed`. In a space larger than `SHUFFLED`, places repeat without end."""
+        """Yield places in a random order that depends on `seed`. In a space larger than `SHUFFLED`, places repeat
+        without end."""
         rng = random.Random(seed)
         if self.size <= SHUFFLED:
             order = list(range(self.size))

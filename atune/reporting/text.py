@@ -17,7 +17,7 @@ CODES = {"answer": "1;32", "strong": "1", "attention": "33", "error": "1;31", "d
 LABEL = 11
 """The width of a line's label. A line without a label begins with blanks instead."""
 _LABEL = re.compile(r"[a-z][a-z ]{9} (?=\S)")
-COMMANDS = "tune|runs|cache|resume|replay|watch|report|export|merge|compare|bundle|show|explain|pick|doctor"
+COMMANDS = "tune|measure|runs|cache|resume|replay|watch|report|export|merge|compare|bundle|show|explain|pick|doctor"
 _WHOLE = re.compile(rf"(?<!\S)atune (?:{COMMANDS})\b.*|\d (?:s|ms|%|min|times)\b")
 NARROW_COLUMNS = 60
 """If a terminal has fewer columns, the continuation of a wrapped line is indented by less than a label's width."""

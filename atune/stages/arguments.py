@@ -24,14 +24,15 @@ from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
 
 GUARD_BYTES = 64 << 10
-"""Bytes in the guard on each side of a tensor. A block without bounds checks writes at most one tile past a tensor."""
+"""Bytes of the guard on each side of a tensor. A block without bounds checks writes at most one tile past a tensor."""
 ALIGN_BYTES = 512
 """Alignment of tensors in bytes, the same as torch's alignment on a GPU. TMA needs no larger alignment than 128 bytes
 (CUDA C++ Programming Guide, «Asynchronous Data Copies», table of alignments)."""
 POISONS = (0xFF, 0x7F)
-"""Bytes that fill the outputs before a first and a second call. An element that neither call changes is unwritten.
-The first byte makes NaN in every float format, and -1 in an integer. The second byte makes a large number or NaN, so
-it also reveals a kernel that adds to its output."""
+"""The bytes that fill the outputs: the first byte before the first call, the second byte before a second call. An
+element that neither call changes is unwritten. A number made of the first byte is NaN in every float format, and -1 as
+an integer. A number made of the second byte is large or NaN, so the second call also reveals a kernel that adds to its
+output."""
 _LOWEST, _HIGHEST = 0x11, 0x37
 """Smallest and largest byte in a guard. The bytes form finite floats, but neither small integers nor common floats."""
 
@@ -39,7 +40,7 @@ _LOWEST, _HIGHEST = 0x11, 0x37
 class KernelArguments:
     """All arguments of one workload's kernel on one device. Every candidate gets the same data.
 
-    `copies_on_host`: whether the copies from which inputs are restored are in the host's memory. The attribute `values`
+    `copies_on_host`: whether the host's memory holds the copies from which inputs are restored. The attribute `values`
     holds the kernel's arguments in order. A position is an index into the kernel's parameters.
     """
 
@@ -68,7 +69,7 @@ class KernelArguments:
         self.supplied: dict[int, Any] = {}
         self.zero = tuple(sorted(i % n for i in roles.zero))
         self.named = {*(i % n for i in work.restore), *self.zero}
-        """Positions of the parameters that are restored or set to zero before each call because the workload asks."""
+        """Positions of the parameters that the workload asks to restore, or to set to zero, before each call."""
         self.values: list[Any] = [None] * n
         self.guards = Guards(device, n)
         self._memory: dict[int, Any] = {}
@@ -94,7 +95,7 @@ class KernelArguments:
         """Result of `evidence()` right after the reference ran; empty before the reference runs."""
 
     def _given(self) -> tuple[list[Any] | None, list[tuple[int, Any]]]:
-        """Return the workload's inputs in order (None to draw all inputs), and its outputs with their positions."""
+        """Return the workload's inputs in order (None to draw all inputs), and given outputs with their positions."""
         wanted = range(len(self.params)) if self.roles.unnamed else self.in_idx
         given = _given_inputs(self._work, tuple(self.params[i] for i in wanted))
         if given is None or len(given) == len(self.in_idx):
@@ -108,7 +109,8 @@ class KernelArguments:
         return [given[i] for i in self.in_idx], [(i, given[i]) for i in self.out_idx]
 
     def _fill_inputs(self, given: list[Any] | None) -> None:
-        """Copy given inputs between guards, and draw the other inputs. Given shapes determine symbolic dimensions."""
+        """Copy given inputs into guarded memory, and draw the other inputs at random. Given shapes determine symbolic
+        dimensions."""
         import torch
 
         device = self.guards.device
@@ -157,7 +159,8 @@ class KernelArguments:
             self._allocate(i, torch_dtype(param.dtype), shape, strides)
 
     def _set_up(self) -> tuple[int, ...]:
-        """Zero the inputs that `zero` names. Call the workload's `setup`, and return positions of changed inputs."""
+        """Zero the inputs that `zero` names. Call the workload's `setup`, and return the positions of the inputs that
+        it changed."""
         for i in self.zero:
             if i in self.in_idx:
                 self._memory[i].zero_()
@@ -174,7 +177,7 @@ class KernelArguments:
 
     @property
     def described(self) -> str:
-        """Describe, for messages, how many outputs and inputs the kernel has, and what made parameters outputs."""
+        """Describe, for messages, how many outputs and inputs the kernel has, and why some parameters are outputs."""
         named, outs, ins = self._work.out_idx, len(self.out_idx), len(self.in_idx)
         places = f" (parameter{'s' * (outs > 1)} {', '.join(map(str, self.out_idx))})" if outs else ""
         why = "" if named is None else f", by out_idx {list(named)}"
@@ -183,10 +186,8 @@ class KernelArguments:
         return f"{outs} output{'s' * (outs != 1)}{places} and {ins} input{'s' * (ins != 1)}{why}"
 
     def still_holding(self, byte: int, among: Mapping[int, Any] | None = None) -> dict[int, Any]:
-        """Return masks of output elements that still hold `byte`, by the output's position.
-
-        `among`: masks of the elements to examine; None for all elements. Outputs that are set to zero are not examined.
-        """
+        """Return masks of output elements that still hold `byte`, by the output's position. `among`: masks of the
+        elements to examine; None for all elements. Outputs that are set to zero are not examined."""
         masks = {}
         for i in [i for i in (self.out_idx if among is None else among) if i not in self.zero]:
             size = self.values[i].element_size()
@@ -198,7 +199,7 @@ class KernelArguments:
         return masks
 
     def take(self, other: KernelArguments) -> bool:
-        """Take over the inputs of `other`, and return whether any differ. Raises `WorkloadError` if shapes differ."""
+        """Copy the inputs of `other`, and return whether any input changed. Raises `WorkloadError` if shapes differ."""
         differ, self._pristine = False, other._pristine
         for i in self._pristine:
             if self._memory[i].shape != other._memory[i].shape:
@@ -258,7 +259,8 @@ class KernelArguments:
         return [self._copy(i) for i in self.in_idx]
 
     def fresh(self, others: Mapping[int, Any] | None = None) -> list[Any]:
-        """Return a reference's arguments in order: new outputs and copies of inputs, with `others` in their places."""
+        """Return a reference's arguments in order: tensors of `others`, which has them by position, and otherwise new
+        outputs and copies of the inputs."""
         known = {**dict(zip(self.in_idx, self.copies(), strict=True)), **(others or {})}
         return [known[i] if i in known else self._fresh_output(i) for i in range(len(self.params))]
 
@@ -368,7 +370,8 @@ class DrawnInputs:
 
 
 class GivenTensors:
-    """An `inputs` function that returns `tensors` with the values that they have when the workload is sent to workers.
+    """An `inputs` function that returns `tensors` with the values that the tensors have when the workload is sent to
+    workers.
 
     `metadata` identifies the inputs by dtypes, shapes, strides and the values of scalars. Tensors of integers or
     booleans are also identified by their values, because lengths, indices and masks decide what a kernel does.
@@ -394,7 +397,7 @@ class GivenTensors:
 
 
 def _content(tensor: Any) -> str:
-    """Return a hash of the values of a CPU tensor if they are integers or booleans; empty for other values."""
+    """Return a hash of the values of a CPU tensor of integers or booleans; empty for a tensor of another dtype."""
     whole = not (tensor.is_floating_point() or tensor.is_complex())
     return hashlib.sha256(tensor.resolve_neg().contiguous().numpy()).hexdigest() if whole else ""
 
@@ -445,7 +448,7 @@ class Guards:
         self._pattern = pattern.to(device)
 
     def allocate(self, position: int, count: int, dtype: Any) -> Any:
-        """Return a flat, uninitialised tensor of `count` elements, between guards, for the parameter at `position`."""
+        """Return a flat, uninitialised tensor of `count` elements, with guards, for the parameter at `position`."""
         import torch
 
         n = count * dtype.itemsize

@@ -31,7 +31,7 @@ from atune.workload.source_locations import ask
 AFTER_TIMING = " (after it was timed)"
 OVERWRITTEN = "the kernel changed memory outside its arguments: the reference's outputs, or the copies of the inputs"
 EXHAUSTIBLE: Resource = "files"
-"""Resource that a process's candidates can exhaust. Without this resource, a candidate is tried in a new process."""
+"""Resource that a process's candidates can exhaust. A candidate that lacks the resource is tried in a new process."""
 
 
 class _Device:
@@ -44,14 +44,14 @@ class _Device:
     copies_on_host = False
     """Whether inputs are restored from copies on the host, because the device had too little memory for the copies."""
     prepared: tuple[KernelParam, ...] = ()
-    """Parameters with which the workload's inputs and reference have already worked."""
+    """Parameters for which the workload's inputs and reference have already worked."""
 
 
 device = _Device()
 
 
 def begin(info: DeviceInfo) -> str:
-    """Unless the device's context exists, create it before an artifact does. Return the GPU's UUID, read from CUDA."""
+    """Unless the device's context exists, create it before any artifact is loaded. Return the GPU's UUID from CUDA."""
     import torch
 
     if info.id == "cpu":
@@ -80,7 +80,7 @@ def recorded(answer: Answer) -> Answer:
 
 
 def _moves_copies_to_host() -> bool:
-    """From now on, keep copies on the host, and free device memory. Return False if all copies are on the host."""
+    """From now on, keep copies on the host, and free device memory. Return False if the host already has all copies."""
     if device.copies_on_host or session().device == "cpu":
         return False
     device.copies_on_host = True
@@ -89,10 +89,8 @@ def _moves_copies_to_host() -> bool:
 
 
 def prepare(job: PrepareJob) -> Prepared:
-    """Make the inputs and run the reference. If the job asks for a timing of the reference, time the reference.
-
-    Raises `WorkloadError` if the device has too little memory, and `ShortOf` if other processes use the memory.
-    """
+    """Make the inputs and run the reference. If the job asks for a timing of the reference, time the reference. Raises
+    `WorkloadError` if the device has too little memory, and `ShortOf` if other processes use the memory."""
     lack: Failure | None = None
     try:
         with workload().placed():
@@ -156,7 +154,8 @@ def _measured(job: MeasureJob) -> Measurement | Failure:
 
 
 def failed_call(error: BaseException, artifact: Artifact) -> Failure:
-    """Return the failure of a candidate whose call raised. A write out of bounds explains more than the error."""
+    """Return the failure of a candidate whose call raised `error`. A write out of bounds takes precedence over the
+    error."""
     kind, message = kind_of(error), in_one_line(error)
     if kind == "launch" and device.arguments is not None:
         with contextlib.suppress(Exception):  # the device may not answer any more
@@ -198,7 +197,7 @@ def final(job: FinalJob) -> Finals:
 
 
 def fit_arguments(params: tuple[KernelParam, ...], roles: Roles, *, anew: bool = False) -> KernelArguments:
-    """Make the inputs and run the reference, unless the arguments of the previous candidate fit this one."""
+    """Make the inputs and run the reference, unless the previous candidate's arguments can be used again."""
 
     def fits(known: KernelArguments) -> bool:
         return (known.params, known.roles) == (params, roles) and not _spoilt(known)
@@ -233,7 +232,7 @@ def make_arguments(params: tuple[KernelParam, ...], roles: Roles, seed: int = 0)
 
 
 def timed_reference() -> Timed | None:
-    """Return the call of the reference; None if there is no reference, or if it only judges outputs."""
+    """Return the call of the reference; None if there is no reference, or if the reference only judges outputs."""
     work, arguments = workload(), device.arguments
     if work.reference is None or arguments is None or arguments.expected is None:
         return None

@@ -1,4 +1,4 @@
-"""Digests of candidates' outputs: whether all calls give the same digest, and the digests for inputs of other seeds."""
+"""Digests of candidates' outputs: whether all calls give the same digest, and digests for inputs of other seeds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BitsObserver(Observer):
 
 
 def digests(job: BitsJob) -> Bits:
-    """Call each artifact on inputs of other seeds. Return the digests of the outputs, which are not checked."""
+    """Call each artifact on inputs drawn with other seeds. Return digests of the outputs, which are not checked."""
     benchmark.release()
     drawn = workload().inputs is None or isinstance(workload().inputs, DrawnInputs)
     by_seed = [_of_seed(job, seed) for seed in (job.seeds if drawn else ())]
@@ -41,7 +41,7 @@ def digests(job: BitsJob) -> Bits:
 
 
 def _of_seed(job: BitsJob, seed: int) -> list[str]:
-    """Return the digest of each artifact's outputs for the inputs of one seed. Free the inputs at the end."""
+    """Return the digest of each artifact's outputs for inputs drawn with `seed`. Free the inputs at the end."""
     digests, arguments, made = list[str](), None, None
     for artifact in job.artifacts:
         form = artifact.params, fitting(artifact.roles, job.roles)

@@ -29,7 +29,7 @@ The default absolute tolerance is the relative tolerance times the reference's `
 LONG = 32
 """Smallest length for which a row or column gets its own usual size."""
 DRAWN_OF_LINE, DRAWN_OF_ALL = 64, 1 << 16
-"""Largest numbers of values from which usual sizes are estimated: for a row or column, and for a whole tensor."""
+"""Largest numbers of values from which usual sizes are estimated: per row or column, and for a whole tensor."""
 
 
 class Mismatch(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 
 class Expected(dict[int, Any]):
-    """Tensors that the reference returned or wrote into, by the position of their kernel parameter."""
+    """Tensors that the reference returned or wrote into, by the position of the tensor's parameter."""
 
     @functools.cached_property
     def sizes(self) -> dict[int, list[Any]]:
@@ -129,7 +129,7 @@ def reference_positions(work: Workload, arguments: KernelArguments) -> Sequence[
 
 
 Unwritten = dict[int, Any]
-"""Masks of output elements that a call did not write, by the position of their kernel parameter."""
+"""Masks of output elements that a call did not write, by the position of the output's parameter."""
 
 
 def judged(
@@ -162,7 +162,7 @@ class _Objection(Exception):
 def _checked(
     work: Workload, arguments: KernelArguments, expected: Expected | None, unwritten: Unwritten
 ) -> Mismatch | None:
-    """Call the judge: None and True accept outputs, False and NaN reject them. Other answers raise `WorkloadError`."""
+    """Call the judge. None and True accept the outputs, False and NaN reject them. Otherwise raises `WorkloadError`."""
     check: Any = work.check
     name = user_name(work, "the reference" if check is None else "the check")
     outputs = {i: arguments.values[i] for i in expected or arguments.out_idx or arguments.writes}
@@ -189,7 +189,7 @@ def _checked(
 
 
 def _accepted(name: str, judge: Any, answer: Any) -> bool | None:
-    """Tell whether a judge's answer accepts the outputs; None for NaN. Raises `WorkloadError` for other answers."""
+    """Tell whether a judge's answer accepts the outputs; None if the answer is NaN. Raises `WorkloadError`."""
 
     def raised(error: BaseException) -> WorkloadError:
         why = f", and converting it to bool raised {name_and_message(error)}"
@@ -273,7 +273,8 @@ def _compared(
 
 
 class Pair(NamedTuple):
-    """An output and its reference, in their own dtypes and in a wide dtype for subtraction. `written` is a mask."""
+    """An output and its expected tensor, in their own dtypes and in a wide dtype for subtraction. `written` is a
+    mask."""
 
     out: Any
     ref: Any
@@ -304,7 +305,8 @@ class Tolerance(NamedTuple):
 
 
 def _tolerance(work: Workload, pair: Pair, expected: Expected, i: int) -> Tolerance:
-    """Return the workload's tolerance. The default depends on the output's dtype and on the usual sizes of values."""
+    """Return the workload's tolerance. The default tolerance depends on the output's dtype and the reference's usual
+    sizes."""
     import torch
 
     name = str(pair.out.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The worker's part of compiling with parsed headers: a worker sends the rest of a source to cicc's server.
+"""Compile with parsed headers: a worker sends the part of a source that follows the headers to cicc's server.
 
 See `cicc_server` for the server. If cicc cannot compile a source, nvcc compiles it, and the artifact gives the reason.
 """
@@ -79,7 +79,7 @@ def tools_or_reason(target: Target) -> tuple[str, str]:
 
 
 def with_use(lowered: Lowered) -> Lowered:
-    """Add a key of the header parts that a source uses to `lowered`. If cicc cannot compile the source, add no key."""
+    """Add to `lowered` a key of the header parts that its source uses, unless cicc cannot compile the source."""
     if session().target.kind != "cuda" or not lowered.blob:
         return lowered
     blob = msgspec.msgpack.decode(lowered.blob, type=Blob)
@@ -99,15 +99,13 @@ def with_use(lowered: Lowered) -> Lowered:
 
 def headers_of(artifact: Artifact) -> tuple[tuple[str, ...], str]:
     """Return the header files that the run's server reads for a library's source, and a digest of their contents.
-
-    Raises `CiccError`, `ValueError` and `OSError`.
-    """
+    Raises `CiccError`, `ValueError` and `OSError`."""
     source = Path(source_path(artifact.path, artifact.symbol)).read_text(errors="replace")
     return headers_read(os.path.join(session().run_dir, FOLDER), parts(source)[0])
 
 
 def with_state(lowered: Lowered, artifact: Artifact) -> Artifact:
-    """Return `artifact`, built from `lowered`, with the compiler state and the library's key in the artifact store."""
+    """Return `artifact`, which was built from `lowered`, with its compiler state and its library's key in the store."""
     if artifact.plain:
         return artifact
     try:
@@ -120,10 +118,8 @@ def with_state(lowered: Lowered, artifact: Artifact) -> Artifact:
 
 @functools.cache
 def headers_read(server: str, includes: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Return the files that the server in the folder `server` reads for `includes`, and a digest of these files.
-
-    Raises `CiccError` and `OSError`.
-    """
+    """Return the files that the server in the folder `server` reads for `includes`, and a digest of these files. Raises
+    `CiccError` and `OSError`."""
     parsed, folder = _parsed(os.path.join(server, TOOLS)), os.path.realpath(server)
     read = files_of(Path(folder, HEADERS))
     if more := tuple(name for name in includes if name not in parsed.includes):
@@ -134,10 +130,8 @@ def headers_read(server: str, includes: tuple[str, ...]) -> tuple[tuple[str, ...
 
 
 def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
-    """Compile by cicc if the compile service has linked a server into the run's folder. Otherwise, compile by nvcc.
-
-    Raises the errors of nvcc.
-    """
+    """Compile with cicc if the compile service has linked a server into the run's folder, and otherwise with nvcc.
+    Raises the errors of nvcc."""
     if not os.path.lexists(os.path.join(session().run_dir, FOLDER)):  # no server is linked
         return by_nvcc(source, pass_configs)
     if reason := nvcc_only_reason(dict(pass_configs)):
@@ -165,7 +159,8 @@ def compile_remotely(source: str, flavour: Flavour, run_dir: str) -> bytes:
 
 
 def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
-    """Preprocess `includes` as if they followed the parsed headers. Return the file, which all workers share."""
+    """Preprocess `includes` as if they followed the parsed headers. Return the preprocessed file, which all workers
+    share."""
     name = f"more-{hashlib.sha256(repr(includes).encode()).hexdigest()[:16]}"
     path = os.path.join(os.path.realpath(server), f"{name}.ii")
     with open(f"{path}.lock", "wb") as lock:
@@ -241,9 +236,10 @@ def compared(candidate: Candidate, built: Artifact, path: str) -> Compared | Fai
 
 
 def comparing(lowered: Lowered) -> Compile:
-    """Return a function that compiles by nvcc. Meanwhile, cicc's code for `lowered` is compared with nvcc's.
+    """Return a function that compiles with nvcc, and in the background compares cicc's code for `lowered` with nvcc's
+    code.
 
-    The comparison is kept for the compiler state of `lowered`. The function does not wait for it.
+    The function does not wait for the comparison, which is stored for the compiler state of `lowered`.
     """
 
     def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
@@ -258,7 +254,8 @@ def comparing(lowered: Lowered) -> Compile:
 
 
 def _compare(lowered: Lowered, source: str, flavour: Flavour, plain: Future[bytes]) -> None:
-    """Compile `source` by cicc, and keep the comparison with nvcc's code. If that fails, a later run compares."""
+    """Compile `source` with cicc, and store the comparison with nvcc's code. If the comparison fails, a later run
+    repeats the comparison."""
     server, symbol = os.path.join(session().run_dir, FOLDER), msgspec.msgpack.decode(lowered.blob, type=Blob).symbol
     while not os.path.lexists(server):  # the compile service still parses headers
         time.sleep(POLL_S)
@@ -284,7 +281,7 @@ def difference(measured: Artifact, plain: Artifact) -> str:
 
 
 def _code_difference(own: Sequence[dict[str, bytes]], other: Sequence[dict[str, bytes]]) -> str:
-    """Name the part in which the code of kernels, as `kernels_code` returns it, differs; empty if it is the same."""
+    """Name the part in which two results of `kernels_code` differ; empty if the results are the same."""
     if not other:
         return "no code under the kernel's name in nvcc's library"
     if not own:

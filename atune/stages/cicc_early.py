@@ -1,6 +1,7 @@
-"""Imported by the fork server of the compile service: parses headers, which the service's processes then share.
+"""Parse headers when the compile service's fork server imports this module, so that all the service's processes share
+the parsed headers.
 
-The headers are those that most kernels include, for the architecture in the environment, or else for the first GPU.
+The headers are parsed for the architecture that the environment names, or else for the first GPU's architecture.
 """
 
 import os

@@ -48,7 +48,7 @@ SERVER = Path(__file__).with_name("cicc_server.c")
 BODY, OUTPUT, MESSAGES = "atune_body.cu", "kernels.ptx", "messages"
 """Files in a request's folder: the kernels, the PTX, and cicc's output. `cicc_server.c` repeats the names."""
 FOLDER, SOCKET, TOOLS = "cicc", "cicc.sock", "tools.json"
-"""Names of the link in a run's folder to a server's folder, and of the socket and `Parsed` in the server's folder."""
+"""File names: the link from a run's folder to a server's folder, the server's socket, and the server's `Parsed`."""
 NAME = "tvm_kernels.cu"
 """tilelang's name for a source."""
 MAIN, HEADERS, LOG, PRELOADED = "kernels.ii", "headers.ii", "log", "server.so"
@@ -158,7 +158,8 @@ def _without(command: Sequence[str], words: Collection[str], options: Collection
 class Server:
     """A cicc process that has parsed `includes` for `flavour`. The constructor may raise `CiccError` or `OSError`.
 
-    `folder`: holds the server's files, its socket and `Parsed`. cicc ends at the latest with the process that made it.
+    `folder`: the folder of the server's files, its socket and `Parsed`. cicc ends no later than the process that
+    started it.
     """
 
     def __init__(self, flavour: Flavour, includes: Sequence[str], folder: str) -> None:
@@ -184,10 +185,8 @@ class Server:
         self._read = [file for file in files_of(Path(folder, HEADERS)) if not file.startswith(f"{folder}/")]
 
     def fits(self, flavour: Flavour, includes: Sequence[str]) -> bool:
-        """Tell whether this server lives and has parsed the headers that a source includes, as they are now.
-
-        Raises `OSError` if a header is gone.
-        """
+        """Tell whether this server is alive and has parsed the present contents of the headers that a source includes.
+        Raises `OSError` if a header no longer exists."""
         lives = os.path.exists(f"/proc/{self.process.pid}") and max(map(os.path.getctime, self._read)) < self._began
         return lives and flavour == self.parsed.flavour and {*includes} <= {*self.parsed.includes}
 
@@ -296,7 +295,8 @@ def ask(server: str, body: str, folder: str) -> bytes:
 
 
 _servers: list[Server] = []
-"""Servers that this process, or the fork server before it, has started. Each serves the runs whose sources it fits."""
+"""Servers that this process has started, or that the fork server had started before the fork. A server serves every run
+whose headers the server has parsed."""
 
 
 def listen(payload: bytes) -> bytes:
@@ -322,7 +322,7 @@ def listen(payload: bytes) -> bytes:
 
 @functools.cache
 def _end_with(cicc: int) -> None:
-    """From now on, end this process, which is useless without the process `cicc`, when that ends."""
+    """Make this process end as soon as the process `cicc` ends, because this process is useless without cicc."""
     ended = os.pidfd_open(cicc)
 
     def wait() -> None:
@@ -334,10 +334,8 @@ def _end_with(cicc: int) -> None:
 
 
 def parse(flavour: Flavour, includes: Sequence[str] = ()) -> Server:
-    """Start a server that has parsed `includes` and the headers that most kernels include.
-
-    Raises `CiccError` or `OSError` if cicc cannot be used.
-    """
+    """Start a server that has parsed `includes` and the headers that most kernels include. Raises `CiccError` or
+    `OSError` if cicc cannot be used."""
     folder = tempfile.mkdtemp(prefix="cicc-")
     try:
         server = Server(flavour, (*includes, *includes_for(flavour.arch)), folder)

@@ -1,10 +1,10 @@
 """tilelang's device sources for cicc: the headers that a source includes, and the Hopper instructions that it uses.
 
-CUTLASS defines a structure for each shape and type of a wgmma instruction. This makes a thousand structures in 77,000
-lines, but a kernel uses only one or two. `without_instructions` writes copies of the headers without these structures,
-and keeps all other lines in place. `definitions` returns the text of the instructions that a source names. The copies
-and this text compile to the same bytes as the original headers, including line information. If a kernel needs an
-instruction that its source does not name, cicc fails, and nvcc compiles the kernel.
+CUTLASS defines a structure for each shape and type of a wgmma instruction. CUTLASS defines a thousand structures in
+77,000 lines, but a kernel uses only one or two structures. `without_instructions` writes copies of the headers without
+these structures, and keeps all other lines in place. `definitions` returns the text of the instructions that a source
+names. The copies and this text compile to the same bytes as the original headers, including line information. If a
+kernel needs an instruction that its source does not name, cicc fails, and nvcc compiles the kernel.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _STRUCTURE = re.compile(r"^(?:template <\n(?:[^\n]*\n)*?>\n)?struct (MMA_\w+)\n\
 
 
 class Instruction(NamedTuple):
-    """A wgmma instruction: ``SS`` or ``RS``, the types of the matrices `a`, `b`, `c`, and the sizes `m`, `n`, `k`."""
+    """A wgmma instruction: its kind (``SS`` or ``RS``), the types of its matrices (`a`, `b`, `c`), and its sizes."""
 
     operands: str
     a: str
@@ -115,7 +115,8 @@ class Instruction(NamedTuple):
 
 
 def uses(source: str) -> frozenset[Instruction] | None:
-    """Return the instructions that a source names; None if the source may use others, or lacks the header `WGMMA`."""
+    """Return the instructions that a source names; None if the source may use other instructions, or does not include
+    the header `WGMMA`."""
     includes = re.findall(r"^\s*#\s*include\s*[<\"](\S+)[>\"]", source, re.MULTILINE)
     ours = {name.removeprefix("tl_templates/cuda/") for name in includes if name.startswith("tl_templates/")}
     others = {name for name in includes if name.startswith(("cute/", "cutlass/"))}

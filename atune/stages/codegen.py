@@ -1,4 +1,4 @@
-"""Lowered → Artifact: compile a group of kernels with g++ or in tilelang's steps, and link them into one library."""
+"""Lowered → Artifact: compile a group of kernels with g++, or as tilelang does, and link them into one library."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from atune.workers.resources import check_compiled
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of code generation. `host` and `device` are the two lowered modules, as JSON of tvm."""
+    """Input of code generation. `host` and `device` are the two lowered modules, as JSON from tvm."""
 
     symbol: str
     host: str
@@ -43,7 +43,7 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class MachineCode:
-    """Machine code of kernels, the compiler that made it, and the reason to choose this compiler, if there is one."""
+    """Machine code of kernels, the compiler that made the code, and why atune chose the compiler (may be empty)."""
 
     code: bytes
     compiler: str = "nvcc"
@@ -73,9 +73,7 @@ def context_of(target: Target, target_host: str | None) -> Any:
 
 def build(group: Sequence[Lowered], path: str, compile: Compile = by_nvcc) -> list[Artifact]:
     """Compile `group`, whose members share one `merge_key`, into the library `path`. Raises the compilers' errors.
-
-    `compile`: compiles CUDA device code.
-    """
+    `compile`: compiles CUDA device code."""
     started = time.perf_counter()
     if len({lowered.merge_key for lowered in group}) != 1:
         raise ValueError("members with different merge keys cannot share a library")
@@ -161,7 +159,8 @@ def _build_cuda(blobs: Sequence[Blob], path: str, compile: Compile) -> MachineCo
 
 
 def _runtime_module(device: Any, code: bytes) -> Any:
-    """Return tilelang's runtime module of `device`. When tilelang calls nvcc, the call returns the binary `code`."""
+    """Return tilelang's runtime module of `device`. When tilelang calls nvcc, tilelang gets the binary `code`
+    instead."""
     nvcc = tilelang.tvm.get_global_func(tilelang.NVCC)
     tilelang.tvm.register_global_func(tilelang.NVCC, lambda *_: bytearray(code), override=True)
     try:
@@ -191,7 +190,8 @@ class CompileError(Exception):
 
 
 def run_compiler(command: Sequence[str], what: str) -> None:
-    """Run the compiler `what`. If the compiler fails, raise `CompileError` with its name, errors and command."""
+    """Run the compiler `what`. If the compiler fails, raise `CompileError` with the compiler's name, errors and
+    command."""
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         how = f"exit status {done.returncode}" if done.returncode > 0 else f"killed by signal {-done.returncode}"
@@ -214,9 +214,7 @@ def link(hosts: Sequence[Any], device: Any, path: str, folder: str) -> None:
 
 def _link_library(output: str, files: Sequence[str], options: Sequence[str] = (), **_: Any) -> None:
     """Link C code for the host and the file from `_pack_device_code` into a library. Called by tvm's `export_library`.
-
-    Raises `CompileError` with gcc's output.
-    """
+    Raises `CompileError` with gcc's output."""
     gcc = shutil.which("gcc") or shutil.which("g++") or "gcc"
     run_compiler([gcc, "-fPIC", "-w", "-shared", "-o", output, *files, *options], "linking")
 

@@ -27,10 +27,7 @@ class Section(NamedTuple):
 
 
 def sections(elf: bytes | memoryview) -> dict[str, Section]:
-    """Return the sections by name.
-
-    Raises `ValueError` if `elf` is not a 64-bit ELF file.
-    """
+    """Return the sections by name. Raises `ValueError` if `elf` is not a 64-bit ELF file."""
     if bytes(elf[:5]) != MAGIC:
         raise ValueError("not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", elf, 0x28)
@@ -113,7 +110,8 @@ def _parts_of(library: bytes, own: re.Pattern[str]) -> Iterator[tuple[dict[str, 
 
 
 def _registers(code: Section, noted: Mapping[tuple[int, int], int]) -> int:
-    """Return a kernel's registers per thread. Before CUDA 13, the high byte of ``sh_info`` holds their number."""
+    """Return a kernel's registers per thread. Before CUDA 13, the high byte of ``sh_info`` holds the number of
+    registers."""
     return noted.get((_REGCOUNT, code.info & _NUMBER), code.info >> 24)
 
 

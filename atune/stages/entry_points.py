@@ -47,7 +47,8 @@ T = TypeVar("T")
 
 SWITCHED_OFF = "cicc is switched off"
 SLICE_S = 0.25
-"""Seconds after which `elaborate` answers with its results so far. If a later candidate hangs, few results are lost."""
+"""Seconds after which `elaborate` returns its results so far, so that few results are lost if a later candidate
+hangs."""
 
 
 # ---- a compile worker
@@ -110,7 +111,8 @@ def lower(payload: bytes) -> bytes:
     """Lower a candidate: `LowerJob` → `Lowered` or `Failure`.
 
     If an earlier run lowered the kernel and the artifact store has its library, the kernel is not lowered again. Raises
-    `SpaceError` if the configuration does not fit the kernel, because a configuration need not come from the space.
+    `SpaceError` if the configuration does not fit the kernel, which can happen if the configuration is not in the
+    space.
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
     if FOREIGN not in job.candidate.config:
@@ -132,13 +134,14 @@ def build(payload: bytes) -> bytes:
 
 
 def compare(payload: bytes) -> bytes:
-    """Compare a candidate's library, which cicc built, with nvcc's library: `CompareJob` → `Compared` or `Failure`."""
+    """Compare cicc's library for a candidate with nvcc's library: `CompareJob` → `Compared` or `Failure`."""
     job = msgspec.msgpack.decode(payload, type=CompareJob)
     return msgspec.msgpack.encode(_guarded(job.candidate, lambda given: cicc.compared(given, job.built, job.path)))
 
 
 def _guarded(candidate: Candidate, work: Callable[[Candidate], T]) -> T | Failure:
-    """Do `work`. If `work` raises, return the candidate's failure, but raise `ShortOf` if resources are lacking."""
+    """Do `work`. If `work` raises, return the candidate's failure, but raise `ShortOf` if the machine lacks a
+    resource."""
     try:
         return work(candidate)
     except BaseException as error:  # nothing interrupts or cancels a worker, so any error is the kernel's

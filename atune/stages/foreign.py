@@ -1,7 +1,7 @@
-"""Kernels of strangers: elaborate them in a sandbox, and admit the result, which is data, into a trusted process.
+"""Elaborate a stranger's kernel in a sandbox, and check the elaborated kernel before a trusted process uses it.
 
-A stranger's Python runs in `elaborate` and nowhere else. Only the elaborated kernel leaves the sandbox, as TVM's JSON.
-`admitted` reads it, and refuses whatever could bring code that tilelang did not generate.
+Only `elaborate` runs a stranger's Python. The sandbox returns only the elaborated kernel, as JSON in TVM's format.
+`admitted` reads this JSON, and refuses a kernel that could contain or call code that tilelang did not generate.
 """
 
 from __future__ import annotations
@@ -31,29 +31,31 @@ from atune.workload.pickling import run_file
 from atune.workload.source_locations import detail_of
 
 CALLS = re.compile(r"extern|packed|call_|backend|tvm_struct|static_handle|anylist|profile|param|^(?!tl\.|tirx\.)", re.I)
-"""Operators that call code that tilelang did not generate, by a part of their names."""
+"""Pattern for the names of operators that can call code that tilelang did not generate."""
 OWN = frozenset({"DP4A"})
 """External functions that tilelang's own frontend calls."""
 NODES = re.compile(
     r"None|ffi\.(String|Array|Map|Int|Float|Bool)|(tirx|tl)\.\w+|relax\.(\w+StructInfo|expr\.ShapeExpr)"
     r"|ir\.(Span|SourceName|IntImm|FloatImm|PrimType|PointerType|TupleType|DictAttrs|Op|Range)"
 )
-"""Types of the nodes of a kernel."""
+"""Pattern for the types that a node of a kernel may have."""
 TEXT = re.compile(r"[\w.:<>,* /$\[\]-]{0,200}", re.ASCII)
-"""Texts in a kernel. Generators print names and texts as they are, so none may form a statement."""
+"""Pattern for the strings that a kernel may contain. Code generators print names and strings unchanged, so no name and
+no string may form a statement."""
 HOST = ("SBlock", "SBlockRealize", "SeqStmt", "Bind", "IfThenElse")
-"""Statements that may stand outside of the launches."""
+"""Kinds of statements that a kernel may contain outside of its launches."""
 
 
 class Refused(AtuneError):
-    """A stranger's kernel may bring code of its own, or has other parameters than the task's."""
+    """A stranger's kernel may contain or call code of its own, or its parameters differ from the task's parameters."""
 
 
 def elaborate(payload: bytes) -> bytes:
     """Entry point: msgpack of (text, kernel's name or ``""``, task's name, arguments, target, own folder) → JSON.
 
-    The answer is the reason that the code could not be isolated, a line feed, and the kernel, or ``-`` and (message,
-    detail). Raises `Crashed` if the stranger's code ends its process.
+    The answer begins with the reason why the code could not be isolated (empty if the code was isolated) and a line
+    feed. Then follows the elaborated kernel, or, if elaborating failed, ``-`` and (message, detail). Raises `Crashed`
+    if the stranger's code ends its process.
     """
     kind = tuple[str, str, str, dict[str, Any], Target, str]
     text, name, task, arguments, target, folder = msgspec.msgpack.decode(payload, type=kind)
@@ -79,10 +81,10 @@ def _elaborated(file: str, name: str, task: str, arguments: dict[str, Any], targ
 
 
 def admitted(text: bytes, own: Any, allow: Collection[str], *, on_cpu: bool) -> Any:
-    """Return the stranger's kernel `text` as a PrimFunc, in a trusted process. Raises `Refused`.
+    """Check and return the PrimFunc that the JSON `text` holds. Runs in a trusted process. Raises `Refused`.
 
-    `own`: the task's kernel, whose parameters it must have. `allow`: names of external functions; ``source`` also
-    allows texts that could be code.
+    `own`: the task's kernel, whose parameters the stranger's kernel must have. `allow`: names of external functions
+    that the stranger's kernel may call. The name ``source`` also allows strings that could be code.
     """
     graph = msgspec.json.decode(text)
     _check_graph(graph["nodes"], allow)
@@ -99,7 +101,8 @@ def admitted(text: bytes, own: Any, allow: Collection[str], *, on_cpu: bool) -> 
 
 
 def _check_graph(nodes: list[dict[str, Any]], allow: Collection[str]) -> None:
-    """Check the nodes of a kernel's JSON before TVM, which trusts it, reads it. Remove the names of source files."""
+    """Check the nodes of a kernel's JSON, because TVM reads JSON without any checks. Remove the names of source
+    files."""
     for place, node in enumerate(nodes):
         kind, data = node["type"], node.get("data", "")
         if not NODES.fullmatch(kind) or not _well_formed(nodes, place):
@@ -110,15 +113,15 @@ def _check_graph(nodes: list[dict[str, Any]], allow: Collection[str]) -> None:
             for argument in (nodes[i] for i in reversed(nodes[data["args"]]["data"])):
                 name = str(nodes[argument["data"]["value"]]["data"]) if argument["type"] == "tirx.StringImm" else name
             if name not in {*OWN, *allow}:
-                raise Refused(f"it calls {name[:80]!r}, which is not tilelang's. The judge can allow it by name")
+                raise Refused(f"it calls {name[:80]!r}, which is not part of tilelang. The judge can allow the name")
         for text in re.findall(r'"((?:[^"\\]|\\.)*)"', msgspec.json.encode(node).decode()):
             if not TEXT.fullmatch(text) and "source" not in allow:
-                raise Refused(f"it holds the text {text[:80]!r}, which could be code. The judge can allow source")
+                raise Refused(f"it contains {text[:80]!r}, which could be code. The judge can allow source text")
 
 
 @functools.cache
 def _type(name: str) -> tuple[set[str], dict[str, Any]]:
-    """Return the names of a type of TVM and its ancestors, and the schema of each field."""
+    """Return the name of a TVM type and its ancestors' names, and the schema of each field by the field's name."""
     assert tilelang.tvm is not None, "it registers the types"
     names, fields = set[str](), dict[str, Any]()
     info = importlib.import_module("tvm_ffi.core")._lookup_or_register_type_info_from_type_key(name)
@@ -130,7 +133,7 @@ def _type(name: str) -> tuple[set[str], dict[str, Any]]:
 
 
 def _well_formed(nodes: Sequence[Mapping[str, Any]], place: int) -> bool:
-    """Tell whether a node refers only to nodes before it, and has fields and values as its type has them."""
+    """Tell whether a node refers only to earlier nodes, and has only fields and values that the node's type allows."""
     kind, data = nodes[place]["type"], nodes[place].get("data", ())
     if kind in ("ffi.Array", "ffi.Map"):
         return all(_fits(nodes, i, place, {"type": "Any"}) for i in data)
@@ -145,7 +148,8 @@ def _well_formed(nodes: Sequence[Mapping[str, Any]], place: int) -> bool:
 
 
 def _fits(nodes: Sequence[Mapping[str, Any]], index: Any, place: int, schema: Mapping[str, Any]) -> bool:
-    """Tell whether the node `index` is before `place` and has the type `schema`. Apart from texts, it may be None."""
+    """Tell whether the node `index` precedes `place` and has the type `schema`. The node may also be None, unless
+    `schema` is a string."""
     if type(index) is not int or not 0 <= index < place:
         return False
     kind, data, want, parts = nodes[index]["type"], nodes[index].get("data"), schema["type"], schema.get("args", ())
@@ -162,7 +166,7 @@ def _fits(nodes: Sequence[Mapping[str, Any]], index: Any, place: int, schema: Ma
 
 
 def _outside(root: Any) -> list[str]:
-    """Return the kinds of memory accesses, calls and others outside of the launches, which the host does."""
+    """Return the kinds of nodes that the host would execute outside of the launches, such as memory accesses."""
     kinds = list[str]()
 
     def look(node: Any) -> bool:

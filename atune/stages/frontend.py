@@ -28,8 +28,8 @@ DTYPE, TORCH_DTYPE = "$dtype", "$torch.dtype"
 def elaborate(kernel: Any, arguments: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     """Call `kernel`, with or without `@tilelang.jit`, and return its PrimFunc.
 
-    `arguments`: arguments of the problem. `config`: a configuration. The kernel does not get the reserved names of the
-    configuration, and gets all values as the user wrote them. Raises the errors of the kernel and of tilelang,
+    `arguments`: arguments of the problem. `config`: a configuration. The kernel gets all values of the configuration as
+    the user wrote them, except the values of reserved names. Raises the errors of the kernel and of tilelang,
     `TypeError` if the kernel returns no PrimFunc, and `ValueError` if the kernel cannot have a launch hint.
     """
     given, hints = _split(kernel, arguments, config)
@@ -59,9 +59,7 @@ _INSTEAD = {
 
 def _hinted(function: Any, hints: Config) -> Any:
     """Return a PrimFunc whose launches are annotated with `hints`, as if the kernel itself had annotated the launches.
-
-    Raises `ValueError` if the target does not support a hint, or if the kernel already sets the hint.
-    """
+    Raises `ValueError` if the target does not support a hint, or if the kernel already sets the hint."""
     tvm, own, target = tilelang.tvm, set[str](), tilelang.tvm.target.Target.current(allow_none=True)
     arch = "sm_" if target is None else str(target.attrs.get("arch", target.kind.name))
 
@@ -108,7 +106,8 @@ def _of_same_type(series: Any, each: Callable[[Any], Any]) -> Any:
 
 
 def encode(value: Any, where: str) -> Any:
-    """Return `value` as plain data, with `tagged` dtypes. Other objects raise a `UsageError` that names `where`."""
+    """Return `value` as plain data, with `tagged` dtypes. Raises a `UsageError` that names `where` for any other
+    object."""
     try:
         return normalise(tagged(value), where)
     except SpaceError as error:
@@ -186,7 +185,7 @@ def is_jit(kernel: Any) -> bool:
 
 
 def is_eager(jit: Any, arguments: Mapping[str, Any], configs: Iterable[Config]) -> bool:
-    """Tell whether a kernel under `@tilelang.jit` runs when it is called, and fix this mode in the kernel.
+    """Tell whether a kernel under `@tilelang.jit` runs when it is called, and make the kernel keep this mode.
 
     To find the mode, tilelang may have to call the kernel. The call uses the first of `configs` that does not fail. If
     all configurations fail, this function raises `WorkloadError`.
@@ -383,7 +382,8 @@ def roles_of(
     `out_idx`: positions of the outputs that the caller names; None if the function itself may name outputs by returning
     tensors. `zero`: parameters to set to zero, which are outputs unless `out_idx` omits them. `restore`: parameters
     that hold data, which are not outputs unless `out_idx` or the function names them. `every`: whether the user's
-    functions get every parameter if nobody names outputs. Raises `WorkloadError` if a position is not of a tensor.
+    functions get every parameter if nobody names outputs. Raises `WorkloadError` if the parameter at a given position
+    is not a tensor.
     """
     params, attrs, done = kernel_parameters(function), function.attrs or {}, accesses(function)
     written = {i for i, access in done.items() if access & WRITE}
@@ -449,9 +449,7 @@ def accesses(function: Any) -> dict[int, int]:
 
 def _part(call: Any) -> tuple[Any, int, Sequence[Any]] | None:
     """Return the memory, the access mask and the index expressions of a call that stands for a part of a buffer.
-
-    Returns None for other calls.
-    """
+    Returns None for other calls."""
     name = str(getattr(getattr(call, "op", None), "name", ""))
     if name not in _MASK_AT and name != "tirx.address_of":
         return None

@@ -166,7 +166,7 @@ def handle(uuid: str) -> Any:
 
 
 def neighbours(payload: bytes) -> bytes:
-    """Entry point: `Neighbours` → other users by pid, and the GPU's utilisation in percent, as far as NVML tells."""
+    """Entry point: `Neighbours` → other users by pid, and the GPU's utilisation in percent, if NVML reports it."""
     question = msgspec.msgpack.decode(payload, type=Neighbours)
     users: dict[int, str] = {}
     busy = 0
@@ -208,7 +208,7 @@ def _belongs(pid: int, program: int) -> bool:
 
 
 def _takes_turns(pid: int) -> bool:
-    """Tell whether a process belongs to a run that takes turns with this run, because both keep locks in one folder."""
+    """Tell whether a process belongs to a run that takes turns with this run, because both use the same lock folder."""
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             name, _, value = entry.partition(b"=")
@@ -245,9 +245,10 @@ _BEYOND_REPAIR = (
     r"cudaError(Illegal|Misaligned|LaunchFailure|LaunchTimeout|Assert|HardwareStack|InvalidPc|InvalidAddressSpace|"
     r"ECC|Nvlink|Contained|TensorMemoryLeak)"
 )
-"""Texts and names of the driver's errors that leave a context unusable, including broken device memory and links. The
-CUDA driver API, «CUresult», says: «This leaves the process in an inconsistent state and any further CUDA work will
-return the same error». The pattern is compiled only when an error occurs, because compiling it takes milliseconds."""
+"""Pattern for messages and names of driver errors that leave a context unusable, including errors of device memory and
+links. The CUDA driver API, «CUresult», says: «This leaves the process in an inconsistent state and any further CUDA
+work will return the same error». The pattern is compiled only when an error occurs, because compiling it takes
+milliseconds."""
 _NO_MEMORY = r"can't allocate memory|out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
 
 

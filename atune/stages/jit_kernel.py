@@ -88,7 +88,8 @@ class Deferred(tilelang.JITKernel):  # type: ignore[misc]
     _compiled: Any = None
 
     def as_tilelang(self) -> Any:
-        """Return the same kernel as tilelang makes it. The first call compiles the kernel, or loads it from a cache.
+        """Return the same kernel, compiled by tilelang. The first call compiles the kernel, or loads the kernel from
+        tilelang's cache.
 
         The returned kernel also has the latency, configuration and reference latency. Raises the errors of tilelang.
         """
@@ -111,8 +112,8 @@ class Measured(Deferred):
     """A kernel in a measured library, which is described by `artifact`. atune allocates the kernel's outputs.
 
     Calls, the device source and the profiler need only the library. For the attribute `artifact`, the host source and
-    an exported library, `tilelang_compile` is called. `named`: positions of the outputs that tilelang knows. `options`:
-    options of `JITKernel`. Raises `LoadError` if the library is gone.
+    an exported library, `tilelang_compile` is called. `named`: positions of the outputs that are also outputs for
+    tilelang. `options`: options of `JITKernel`. Raises `LoadError` if the library is gone.
     """
 
     def __init__(
@@ -196,10 +197,8 @@ def compiled_again(
 
 
 def _tilelang_kernel(function: Any, out_idx: Any, roles: Roles, kind: str, **options: Any) -> Any:
-    """Compile a PrimFunc with tilelang, and return a kernel whose calls make the outputs of `roles`.
-
-    `kind`: the kind of the target. `options`: options of `tilelang.compile`.
-    """
+    """Compile a PrimFunc with tilelang, and return a kernel whose calls make the outputs of `roles`. `kind`: the kind
+    of the target. `options`: options of `tilelang.compile`."""
     own = tuple(named_outputs(function, out_idx)) == roles.outputs and not roles.zero
     made = tilelang.compile(
         function if own else function.without_attr("tilelang_out_idx"), out_idx=out_idx if own else None, **options

@@ -113,10 +113,10 @@ def calling(outputs: Outputs, launch: Callable[..., Any]) -> Callable[..., Any]:
 class Kernel:
     """A tuned kernel. Call it with the inputs to get the outputs, or with all parameters to fill your own outputs.
 
-    Outputs that the kernel makes are prepared as for the kernel's check, for example set to zero. If you pass outputs,
-    you must prepare them, and the call returns None. Inputs are torch tensors on the kernel's device, with the shapes
-    and dtypes that the kernel was tuned for. An input must be contiguous unless its parameter is declared with strides.
-    The kernel is launched on torch's current stream. While gradients are recorded, no input may require grad.
+    New outputs are prepared as they are for the kernel's check, for example set to zero. If you pass outputs, you must
+    prepare them, and the call returns None. Inputs are torch tensors on the kernel's device, with the shapes and dtypes
+    that the kernel was tuned for. An input must be contiguous unless its parameter is declared with strides. The kernel
+    is launched on torch's current stream. While gradients are recorded, no input may require grad.
     """
 
     def __init__(self, artifact: Artifact, roles: Roles) -> None:
@@ -148,7 +148,7 @@ class Kernel:
 def without_gradients(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return `run`, but while gradients are recorded, raise `RuntimeError` if an argument requires grad.
 
-    The outputs would have no backward to that argument, so the argument's gradient would be silently wrong.
+    The outputs have no backward function for the argument, so the argument's gradient would be silently wrong.
     """
     import torch
 

@@ -79,14 +79,15 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
 
 
 _last: dict[str, tuple[int, Blob | None, list[Layouts]]] = {}
-"""The kernel that this process lowered last, by its `ir_key` without block orders, and the number of its block orders.
-A kernel that differs from it only in the block order (`T.use_swizzle`) takes its lowered halves."""
+"""The kernel that this process lowered last: its number of block orders and its lowered halves, by the kernel's
+`ir_key` without block orders. A kernel that differs from the last kernel only in the block order (`T.use_swizzle`)
+takes the last kernel's halves."""
 _ORDER = "threadblock_swizzle_pattern"
-"""The attribute that holds a block order. Lowering passes it on, and only printing the source reads it."""
+"""The attribute that holds a block order. Lowering keeps the attribute, and only printing the source reads it."""
 
 
 def _reordered(function: Any, order: Any, own: list[Any]) -> Any:
-    """Return a kernel with another block order, or without one for None. Add its own orders to `own`."""
+    """Return a kernel with the block order `order` (None for no order). Add the kernel's own block orders to `own`."""
 
     def replaced(node: Any) -> Any:
         if node.attr_key != _ORDER:
@@ -149,7 +150,7 @@ _DECISIVE = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_APPEND_FLAGS",
     "NVCC_PREPEND_FLAGS", "TL_TEMPLATE_PATH", "TL_CUTLASS_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
 )  # fmt: skip
-"""Environment variables that give compilers and tilelang folders, sources or flags."""
+"""Environment variables from which compilers and tilelang take folders, sources or flags."""
 _LOWERS = re.compile(r"(TILELANG_(?!CACHE_DIR|TMP_DIR|DISABLE_CACHE)|TL_|TVM_)")
 """Names of environment variables that may change the code that tilelang generates."""
 _USERS_FILES = re.compile(r"(^|\s)(-I|-i[a-z]+|--include|-B|@)")
@@ -157,7 +158,7 @@ _USERS_INCLUDE = re.compile(r'^\s*#\s*include\s+"', re.MULTILINE)
 _USERS_KERNEL = "code_block_source"
 """Attribute that holds the text of a `T.CUDASourceCodeKernel`. tilelang prints this text among the kernels."""
 _DIRECTIVE = re.compile(r"^[ \t]*#(?!pragma unroll\b|line \d|ifdef __cplusplus$|endif$)|\b_Pragma\b", re.MULTILINE)
-"""A user's preprocessor directive among the kernels. The directive would also affect later kernels of a library."""
+"""Pattern for a user's preprocessor directive among the kernels, which would also affect a library's later kernels."""
 
 
 def digest(value: Any) -> str:
@@ -212,10 +213,8 @@ def how_of(
     settings: CompileSettings,
     pass_configs: Mapping[str, Any],
 ) -> CompileInputs:
-    """Return the compile inputs of a configuration. Flags and passes of the configuration itself take precedence.
-
-    `pass_configs`: the pass configuration of the workload.
-    """
+    """Return the compile inputs of a configuration. The configuration's own flags and passes take precedence.
+    `pass_configs`: the pass configuration of the workload."""
     own = config.get(COMPILE_FLAGS)
     return CompileInputs(
         kind=target.kind,
@@ -238,7 +237,8 @@ def ir_key_of(text: str, how: CompileInputs) -> str:
 
 
 def ir_digest(function: Any) -> str:
-    """Return the `Lowered.ir_digest` of an elaborated kernel, in which the symbol and source lines do not count."""
+    """Return the `Lowered.ir_digest` of an elaborated kernel, which does not depend on the kernel's symbol and source
+    lines."""
     tvm, rewrites = tilelang.tvm, ("tilelang_callback_cuda_postproc", "tilelang_callback_c_host_postproc")
     if any(tvm.get_global_func(name, allow_missing=True) is not None for name in rewrites):
         return ""  # a function of the user rewrites the source that tilelang generates

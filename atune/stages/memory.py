@@ -19,10 +19,8 @@ OWN_CONTEXT_BYTES = 1 << 30
 
 
 class MemoryObserver(Observer):
-    """Enforces the session's memory limit on the GPU `uuid`, and adds the process's use of memory to answers.
-
-    Raises `WorkloadError` if the context alone exceeds the limit.
-    """
+    """Enforces the session's memory limit on the GPU `uuid`, and adds the process's use of memory to answers. Raises
+    `WorkloadError` if the context alone exceeds the limit."""
 
     def __init__(self, uuid: str) -> None:
         import torch
@@ -45,7 +43,8 @@ class MemoryObserver(Observer):
         return msgspec.structs.replace(answer, **self._why(answer)) if answer.kind == "out_of_memory" else answer
 
     def _why(self, failure: Failure) -> dict[str, str]:
-        """Return why memory was lacking: a doubt if other processes use the memory, or a message with the limit."""
+        """Return new fields of `failure`: a doubt if other processes use the memory, or else a message with the
+        limit."""
         if others := self._others():
             return {"doubt": others}
         if (limit := session().memory_bytes) is None:

@@ -22,7 +22,7 @@ class Observer:
         """Note a call of the candidate. The outputs of the call, in `arguments`, are correct."""
 
     def after(self, timing: Timing) -> Timing:
-        """Return `timing` with more conditions of the measurement, right after the samples were taken."""
+        """Return `timing` with more conditions of the measurement. Called right after the samples were taken."""
         return timing
 
     def record(self, answer: Answer) -> Answer:

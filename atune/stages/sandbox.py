@@ -1,4 +1,5 @@
-"""A sandbox for a stranger's Python: no network, no GPU, and one folder to write to. It needs user namespaces."""
+"""A sandbox for a stranger's Python: no network, no GPU, and one folder to write to. The sandbox needs user
+namespaces."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ import struct
 from collections.abc import Callable
 
 MEMORY_BYTES, FILE_BYTES, PROCESSES, ANSWER_BYTES = 8 << 30, 64 << 20, 64, 16 << 20
-"""Limits: memory beyond what the worker has mapped, size of a file, processes and threads, and size of the answer."""
+"""Limits: bytes of memory in addition to the worker's memory, bytes of a file, number of processes and threads, and
+bytes of the answer."""
 NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x8000000
-"""CLONE_NEWUSER, NEWNS, NEWPID, NEWNET and NEWIPC. The process must have a single thread, as after a fork."""
+"""CLONE_NEWUSER, NEWNS, NEWPID, NEWNET and NEWIPC. The process must have a single thread, as it has after a fork."""
 MS_BIND, MS_REC_PRIVATE, MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, READ_ONLY = 0x1000, 0x44000, 442, -100, 0x8000, 1
 CAPABILITIES, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 0x20080522, 22, 24, 38
 ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
-"""Number of the architecture in seccomp, and of the system call ``socket``. A network namespace does not separate
-sockets that have a path, behind which a daemon could act for the stranger."""
+"""For each machine, the number of its architecture in seccomp, and the number of the system call ``socket``. Sockets
+are refused because a network namespace does not isolate sockets with a path, and a daemon behind a socket could act for
+a stranger."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -26,10 +29,12 @@ class Crashed(Exception):
 
 
 def isolate(folder: str, instead: str) -> tuple[str, str]:
-    """Isolate this process, and the children that it forks later. Return the reason if it fails, and their only folder.
+    """Isolate this process and its later children. Return the reason if isolating fails (otherwise an empty text), and
+    the folder to which the children can write.
 
-    That is `folder`, and stands in the place of `instead`, which it hides. The children neither see nor signal other
-    processes. Memory and the size of files are limited in any case.
+    `folder`: the only folder to which the children can write. The children see `folder` at the path `instead`, so that
+    the original folder at this path is hidden. The children neither see nor signal other processes. Memory and the size
+    of files are limited even if isolating fails.
     """
     uid, gid, scratch = os.geteuid(), os.getegid(), instead.encode()
     with open("/proc/self/statm") as file:
@@ -55,7 +60,7 @@ def isolate(folder: str, instead: str) -> tuple[str, str]:
 
 
 def answer_of(work: Callable[[], bytes]) -> bytes:
-    """Call `work` in a child without capabilities, and return its answer. Raises `Crashed` if there is none."""
+    """Return the answer of `work` from a child without capabilities. Raises `Crashed` if there is no valid answer."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -79,7 +84,7 @@ def answer_of(work: Callable[[], bytes]) -> bytes:
 
 
 def _refuse_sockets() -> None:
-    """Let the system calls that make sockets fail: ``socket``, ``io_uring_setup`` and any of another architecture."""
+    """Refuse system calls that may make sockets: ``socket``, ``io_uring_setup``, and calls of other architectures."""
     architecture, socket = ARCHITECTURES.get(os.uname().machine, (0, 0))
     steps = [(0x20, 0, 0, 4), (0x15, 0, 5, architecture), (0x20, 0, 0, 0), (0x15, 3, 0, socket), (0x15, 2, 0, 425)]
     steps += [(0x35, 1, 0, 0x40000000), (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50001)]  # the end: allow, or EPERM

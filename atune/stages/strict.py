@@ -1,4 +1,4 @@
-"""The final for strangers' kernels, which may cheat: each timed call has new inputs, and its outputs are checked."""
+"""The final for strangers' kernels, which may cheat. Each timed call gets new inputs, and its outputs are checked."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from atune.stages.timer import Timed
 
 
 def final(job: FinalJob) -> Finals:
-    """Time `artifacts` and the reference in turn, each call with new inputs by an unpredictable seed.
+    """Time the artifacts and the reference in turn. Each call gets new inputs, drawn with an unpredictable seed.
 
-    Nothing is warmed up on the inputs of a timed call, so the first round does not count.
+    No warm-up call gets the inputs of a timed call. Instead, the first round is the warm-up, and its samples are
+    discarded.
     """
     first, timer = job.artifacts[0], benchmark.device.timer
     form = first.params, fitting(first.roles, job.roles)
@@ -53,14 +54,14 @@ def final(job: FinalJob) -> Finals:
 
 
 def _sample(artifact: Artifact, call: Timed, arguments: KernelArguments, samples: list[float]) -> Failure | None:
-    """Take a sample, and judge the outputs of the timed call and what else it wrote. Returns the failure.
+    """Take a sample, and judge the outputs and all other writes of the timed call. Returns the failure, if any.
 
-    The reference runs after the call, so that its outputs cannot be found in memory.
+    The reference runs after the timed call, so that the kernel cannot find the expected outputs in memory.
     """
     arguments.expected, restore = None, arguments.restorer(arguments.writes)
 
     def before() -> None:
-        """Leave no outputs of an earlier call: the timer may need several calls for a sample."""
+        """Erase the outputs of an earlier call, because the timer may need several calls for a sample."""
         arguments.fill_outputs(secrets.choice(POISONS))
         if restore is not None:
             restore()

@@ -101,10 +101,8 @@ def has_layout(param: KernelParam, tensor: Any) -> bool:
 def bind_dimensions(
     params: Sequence[KernelParam], arguments: Sequence[Any], known: dict[str, int] | None = None
 ) -> dict[str, int]:
-    """Read the values of symbolic dimensions and strides from the given tensors, and add the values to `known`.
-
-    Raises `ValueError` if a dimension or stride has two different values.
-    """
+    """Read the values of symbolic dimensions and strides from the given tensors, and add the values to `known`. Raises
+    `ValueError` if a dimension or stride has two different values."""
     known = {} if known is None else known
     for param, argument in zip(params, arguments, strict=True):
         if not hasattr(argument, "stride"):
@@ -172,9 +170,7 @@ class Outputs:
 
     def complete(self, given: Sequence[Any]) -> Sequence[Any]:
         """Return all arguments in order, and set the inputs in `zero` to zero. `given`: the inputs, or all parameters.
-
-        Raises the errors of `among`.
-        """
+        Raises the errors of `among`."""
         arguments = given if len(given) == len(self.params) else self.among(given)
         self._check(arguments)
         for i in self._zero:
@@ -183,10 +179,8 @@ class Outputs:
         return arguments
 
     def among(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return all arguments in order: `inputs` at their positions, and new outputs.
-
-        Raises `ValueError` if `inputs` do not determine the size of an output.
-        """
+        """Return all arguments in order: `inputs` at their positions, and new outputs. Raises `ValueError` if `inputs`
+        do not determine the size of an output."""
         import torch
 
         arguments: list[Any] = [None] * len(self.params)

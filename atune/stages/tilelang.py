@@ -105,7 +105,8 @@ REPLACED = {
     "AutoTuneImpl": ("tilelang.autotuner.tuner",),
     "AutotuneResult": ("tilelang.autotuner.param", "tilelang.autotuner.tuner"),
 }
-"""Names that `atune.compat.tilelang.install` replaces, and the modules of each name. Only the drop-in needs these."""
+"""Names that `atune.compat.tilelang.install` replaces, and the modules that contain each name. Only the drop-in needs
+them."""
 
 _PLACES = {re.split("[.:]", place)[-1]: place for place in (use.partition("(")[0] for use in NAMES)}
 _PLACES |= {name: f"tilelang:{name}" for name in (re.split(r"\W", part)[0] for part in NAMES["tilelang:"][1:])}
@@ -176,7 +177,8 @@ def _difference(use: str) -> str:
 
 
 def _attribute(place: str) -> Any:
-    """Return the value of ``module:attribute``; None for an instance attribute. Raises if the attribute is missing."""
+    """Return the value of ``module:attribute``; None for an instance attribute. Raises an error if the attribute is
+    missing."""
     module, _, path = place.partition(":")
     value: Any = importlib.import_module(module)
     for name in filter(None, path.split(".")):
@@ -189,7 +191,8 @@ def _attribute(place: str) -> Any:
 def paths() -> Any:
     """Return tilelang's module `env`, which locates tilelang's files and CUDA, without importing tilelang itself.
 
-    The compile service saves seconds without this import. Raises `FileNotFoundError` if tilelang is not installed.
+    Because tilelang is not imported, the compile service starts seconds earlier. Raises `FileNotFoundError` if tilelang
+    is not installed.
     """
     if "tilelang" in sys.modules:
         return __getattr__("env")

@@ -34,10 +34,8 @@ class Timed:
 
 
 class DeviceStream:
-    """The CUDA stream on which a device's process does all of its work. The device ``cpu`` has no stream.
-
-    `handle`: CUDA's handle of the stream; 0 on the CPU.
-    """
+    """The CUDA stream on which a device's process does all of its work. The device ``cpu`` has no stream. `handle`:
+    CUDA's handle of the stream; 0 on the CPU."""
 
     def __init__(self, device: str) -> None:
         import torch
@@ -56,10 +54,8 @@ MAX_SAMPLES = 10_000
 
 
 class Timer(ABC):
-    """Takes samples on `stream`, in microseconds per call. The samples of a batch are taken without a pause.
-
-    `BATCH`: largest number of samples in a batch. `BURST`: largest number of samples of one call in a batch.
-    """
+    """Takes samples on `stream`, in microseconds per call. The samples of a batch are taken without a pause. `BATCH`:
+    largest number of samples in a batch. `BURST`: largest number of samples of one call in a batch."""
 
     BATCH = BURST = MAX_SAMPLES
 
@@ -156,8 +152,9 @@ class CudaTimer(Timer):
     cache follows another call of the same kernel, without reading the buffer.
 
     A call waits for the device if its host code sets a limit of the context, allocates memory, or copies to the host.
-    Nothing can be queued behind a call that waits, so it is timed alone. It is timed on the default stream, because
-    settings of its host code may apply only to that stream. Setting and resetting an L2 window is not timed.
+    Nothing can be queued behind a waiting call, so a waiting call is timed alone. A waiting call is timed on the
+    default stream, because the call's host code may change settings of only the default stream. Setting and resetting
+    an L2 window is not timed.
     """
 
     BATCH = 64
@@ -257,7 +254,7 @@ class CudaTimer(Timer):
         return float(begin.elapsed_time(end)) * 1e3
 
     def _after_set(self, set_window: Callable[..., Any], *arguments: Any) -> Any:
-        """Set an L2 window for host code of tilelang. Start the timing afterwards, because the launch comes next."""
+        """Set the L2 window that tilelang's code asks for. Then start the timing, because the launch comes next."""
         done = set_window(*arguments)
         if self._alone is not None and not self._windowed:
             self.torch.cuda._sleep(self.CYCLES_PER_LAUNCH)
@@ -265,7 +262,7 @@ class CudaTimer(Timer):
         return done
 
     def _before_reset(self, reset_window: Callable[..., Any], *arguments: Any) -> Any:
-        """Reset an L2 window for host code of tilelang. End the timing before that, because the launch came before."""
+        """End the timing, because the launch is over. Then reset the L2 window, as tilelang's code asks."""
         if self._alone is not None:
             self._windowed = True
             self._alone[1].record()
@@ -299,13 +296,14 @@ SECOND_LOOK = 8
 """Number of samples after which a candidate that is not clearly slow is judged again."""
 PLAINLY_SLOW, SLOW = 1.5, 1.1
 """Largest ratios of a candidate's fastest sample to the best median, after `PROBE` and after `SECOND_LOOK` samples. A
-slower candidate is given up. The fastest sample decides, so that disturbed samples exclude no candidate."""
+candidate with a larger ratio gets no more samples. The fastest sample decides, so that disturbed samples exclude no
+candidate."""
 KNOWN_WITHIN = 0.005
 """The median is known if its 95 % interval extends to either side by at most this share of the median."""
 MOST_TIMES = 4
 """While a candidate's median is not known, the candidate gets at most this number times `n_repeat` samples."""
 EXTRA_US = 20_000.0
-"""Total microseconds after which a candidate gets no more than `n_repeat` samples: long calls vary little."""
+"""Total microseconds after which a candidate gets no more than `n_repeat` samples, because long calls vary little."""
 
 
 def still_wanted(

@@ -11,7 +11,8 @@ If the source and the compiler state are the same, so is the code. A compiler st
 the parts of the headers that the source uses (`use`: arch, fast math, includes, kinds of wgmma), and the contents of
 these headers.
 
-Several processes may use the store at once: files appear whole, by renaming, and a lookup checks a library's hash.
+Several processes may use the store at once: a file gets its name only when the file is complete, and a lookup checks a
+library's hash.
 """
 
 from __future__ import annotations
@@ -156,7 +157,8 @@ def remember(tools: str, use: str, comparison: StateCheck) -> None:
 
 
 def recall(tools: str, use: str) -> tuple[str, str] | None:
-    """Return the state and the difference of the latest comparison, or None if it is missing or used other headers."""
+    """Return the state and the difference of the latest comparison, or None if there is no comparison for the headers
+    as they are now."""
     try:
         comparison = msgspec.json.decode(_state_file(tools, use).read_bytes(), type=StateCheck)
         _check(_state_file(tools, use))
@@ -188,8 +190,8 @@ class RunStore:
     """The artifact store, as one run uses it to find the artifacts of earlier runs, and to store new artifacts.
 
     If the store raises an `OSError`, for example because the disk is full, the run treats the artifact as missing,
-    tells `say` the reason, and tries again at the next call. `tools`: the compilers' part of the compiler states; empty
-    without cicc.
+    tells `say` the reason, and tries again at the next call. `tools`: the part of the compiler states that identifies
+    the compilers; empty without cicc.
     """
 
     def __init__(self, store: ArtifactStore | None = None, say: Callable[[str], object] = str) -> None:
@@ -201,7 +203,7 @@ class RunStore:
     async def state(self, use: str) -> tuple[str, str]:
         """Return the compiler state of sources with this `use`, and how cicc's code differs from nvcc's in this state.
 
-        Both texts are empty if the state was not compared. Reads the headers once for each `use`.
+        Both texts are empty if no comparison was made in this state. Reads the headers once for each `use`.
         """
         if not (use and self.tools):
             return "", ""

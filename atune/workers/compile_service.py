@@ -25,14 +25,14 @@ from atune.workers.workers import process_folders
 
 PREPARE_TIMEOUT_S = 120.0
 NEW_STATE = "nvcc, because the compiler state is new, and the run has few candidates"
-"""The reason for nvcc in a run that compares its compiler state while nvcc compiles."""
+"""Why nvcc compiles in a run that compares its new compiler state at the same time."""
 
 
 class ServiceProcess(anyio.AsyncContextManagerMixin):
     """The process that keeps the parsed headers, for one run or several concurrent runs. The first call forks it.
 
-    It has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`. If that server has parsed
-    headers, it is parked for the program's next run.
+    The process has its own fork server, which imports almost nothing; see `atune.stages.cicc_server`. If the fork
+    server has parsed headers, it is parked for the program's next run.
     """
 
     def __init__(self, nice: int = 0) -> None:
@@ -55,14 +55,12 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
 
     @property
     def begun(self) -> bool:
-        """Whether the process has started, or starts."""
+        """Whether the process has started or is starting."""
         return self.worker is not None or self._turn.locked()
 
     async def call(self, entry: str, request: object) -> str:
-        """Call `entry` in the process. Return the reason if the call failed, and otherwise an empty text.
-
-        Raises `WorkerError` and `OSError`. Cancelling the call ends the process.
-        """
+        """Call `entry` in the process. Return the reason if the call failed, and otherwise an empty text. Raises
+        `WorkerError` and `OSError`. Cancelling the call ends the process."""
         async with self._turn:
             if self.worker is None:
                 self.worker = await self._tasks.start(self._run)
@@ -112,10 +110,8 @@ class CompileService:
         return self._request is not None and not (self.ready or self.why or self._off)
 
     def start(self, process: ServiceProcess, tasks: anyio.abc.TaskGroup, run_dir: str) -> None:
-        """Have `process` serve the run. If a core is free, begin to parse headers that the run may need.
-
-        `run_dir`: the folder in which workers look for the service.
-        """
+        """Have `process` serve the run. If a core is free, begin to parse headers that the run may need. `run_dir`: the
+        folder in which workers look for the service."""
         self.process, self._tasks, self._run_dir = process, tasks, run_dir
         try:
             target = parse_target(self._target)
@@ -128,14 +124,13 @@ class CompileService:
                 warm_service("" if target is None else target.arch)
 
     def use(self, against: str | None) -> None:
-        """Use the service in this run if `against` is None. Otherwise `against` is the reason not to, perhaps empty."""
+        """Use the service in this run if `against` is None. Otherwise, `against` is the reason for not using the
+        service, and may be empty."""
         self._off, self.why = against is not None, f"nvcc, because {against}" if against else ""
 
     def saw(self, lowered: Lowered, target: Target, *, known: bool) -> None:
-        """Have the service compile for the run, beginning with the first candidate that must be compiled.
-
-        `known`: whether the candidate's compiler state was compared before.
-        """
+        """Have the service compile for the run, beginning with the first candidate that must be compiled. `known`:
+        whether cicc and nvcc were already compared in the candidate's compiler state."""
         if self._request is not None or self._off:
             return
         self._request = (lowered.blob, target.arch, self._run_dir)
@@ -144,10 +139,8 @@ class CompileService:
         self.wake()
 
     def compilers(self, use: str, states: Sequence[tuple[str, str]]) -> Literal["cicc", "nvcc", "both"]:
-        """Return the compilers for a group; ``both`` only once for each `use`, the key of the first member's headers.
-
-        `states`: the members' compiler states, as `RunStore.state` returns them.
-        """
+        """Return the compilers for a group, but ``both`` only once for each `use`, which is a key of the first member's
+        headers. `states`: the members' compiler states, as `RunStore.state` returns them."""
         new, differs = not all(state for state, _ in states), any(difference for _, difference in states)
         if self.ready and not differs and not (new and self.few):
             return "cicc"
@@ -157,7 +150,7 @@ class CompileService:
         return "both"
 
     def explain(self, artifact: Artifact) -> Artifact:
-        """Return `artifact` with the reason for nvcc, if nvcc built it and it has no reason yet."""
+        """Return `artifact`. If nvcc built the artifact without stating a reason, add the reason for using nvcc."""
         return msgspec.structs.replace(artifact, why=artifact.why or self.why) if artifact.plain else artifact
 
     async def _run(self) -> None:

@@ -85,7 +85,7 @@ class LocalCompileWorker:
         self._builds = CompileProcess(workers, session, f"{name}-builds")
         self._libraries = 0
         self.prepare: Callable[[Job[Any]], Awaitable[Any]] | None = None
-        """Returns a job to do in place of each job, or a failure; None to do the jobs as they are."""
+        """Function that replaces each job by another job or by a failure; None to do the jobs unchanged."""
 
     async def run(self, job: Job[A]) -> A:
         if self.prepare is not None and isinstance(job := await self.prepare(job), Failure):
@@ -122,7 +122,7 @@ class LocalCompileWorker:
         return artifact
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
-        """Compile a group. An earlier run lowered the members without a blob, and the store has their libraries."""
+        """Compile a group. A member without a blob was lowered by an earlier run, so the store has its library."""
         built = dict[int, Built]()
         for lowered in job.group:
             if not lowered.blob:
@@ -153,7 +153,8 @@ class LocalCompileWorker:
         return [service.explain(member) if isinstance(member, Artifact) else member for member in built]
 
     async def _known(self, built: Built, lowered: Lowered) -> Built:
-        """Return `built`. Set `compared` by its compiler state, and clear `store_key` if the store must not keep it."""
+        """Return `built`. Set `compared` if cicc's code equals nvcc's code in the library's compiler state, and clear
+        `store_key` if the store must not keep the library."""
         if isinstance(built, Failure):
             return built
         compared = bool(built.state) and await self.store.state(lowered.use) == (built.state, "")
@@ -161,8 +162,8 @@ class LocalCompileWorker:
         return msgspec.structs.replace(built, store_key=key, compared=compared)
 
     async def _compare(self, job: CompareJob) -> Compared | Failure:
-        """Compile a candidate with nvcc, and compare the result with cicc's library. A crash or a timeout gives a
-        `Failure`. Raises `WorkerLost` if the worker was killed from outside."""
+        """Compile a candidate with nvcc, and compare the result with cicc's library. Returns a `Failure` after a crash
+        or a timeout. Raises `WorkerLost` if the worker was killed from outside."""
         await self._code.kill()  # no other candidate may influence the result
         job, limit_s = msgspec.structs.replace(job, path=self._new_library()), 2 * self._limit_s  # to lower and compile
         answer = await self._try(job, job.candidate.index, limit_s)

@@ -54,14 +54,14 @@ MEMORY_POLL_S = 0.2
 SHARED_S = 2.0
 """Seconds of waiting for a device after which a warning says that another run also measures on the device."""
 DOUBTFUL: tuple[FailureKind, ...] = ("fault", "launch", "load", "out_of_memory")
-"""Kinds of failure that are always in doubt in a used process. A failure of another kind counts if the last correct
-candidate is still correct in that process, because repeating every failure would take many new contexts and inputs."""
+"""Kinds of failure that are always in doubt in a used process. A failure of another kind is accepted if the last
+correct candidate is still correct in that process, because repeating every failure would need many new contexts."""
 SPOILING: tuple[FailureKind, ...] = ("fault", "out_of_bounds")
 """Kinds of failure that damage the context or the memory of a process, even if the process still answers."""
 BUSY_PERCENT = 20
 """If a GPU's utilisation exceeds this percentage while the run does not use the GPU, another program computes on it."""
 LOCK_PATIENCE_S = 180.0
-"""Longest wait for a lock, in seconds, because the program that holds the lock may be stopped."""
+"""Longest wait for a lock, in seconds. The wait is limited, because the program that holds the lock may be stopped."""
 LOCK_POLL_S = (0.0005, 0.005)
 """Seconds between the first two attempts to lock a file, and the longest pause between later attempts."""
 REMEDY = "end it, or measure on another device"
@@ -69,9 +69,7 @@ REMEDY = "end it, or measure on another device"
 
 class MemoryClaim:
     """A run's claim to `n_bytes` of memory on each of its devices. All claims on a device together are at most `limit`.
-
-    A claim is granted for all devices at the same time and held until the run ends, so that runs cannot deadlock.
-    """
+    A claim is granted for all devices at the same time and held until the run ends, so that runs cannot deadlock."""
 
     _held: ClassVar[list[MemoryClaim]] = []
     _lock: ClassVar = threading.Lock()
@@ -125,7 +123,7 @@ class LocalDeviceWorker(Supervised):
         self._right: MeasureJob | None = None
         """The job of the last candidate that was measured. A measured candidate is correct."""
         self._accused = 0
-        """Number of candidates that have failed since `_right`, although repeating `_right` still succeeded."""
+        """Number of failed candidates after which `_right` was repeated and was still correct."""
         self._device = info.uuid or info.id
         self._named: set[int] = set()
         """Pids of other users' processes on the device that a warning has already named."""
@@ -159,8 +157,9 @@ class LocalDeviceWorker(Supervised):
         return answer
 
     async def _sound(self, failure: Failure) -> bool:
-        """Tell whether the last correct candidate is still correct in the process. After the same correct candidate,
-        the second failure is in doubt: that candidate may be correct only in this process."""
+        """Tell whether the last correct candidate is still correct in the process. If two candidates fail after the
+        same correct candidate, the second failure is in doubt, because the correct candidate may be correct only in
+        this process."""
         if failure.kind in DOUBTFUL or self._right is None or not self.alive:
             return False
         again = msgspec.structs.replace(self._right, best_ms=0.0)  # 0.0, so that timing takes hardly any time
@@ -269,8 +268,8 @@ class LocalDeviceWorker(Supervised):
         return self._worker
 
     async def _send(self, job: Job[Any], limit_s: float) -> bytes:
-        """Send `job` as `Supervised` does, but while no other run measures on the device. Time spent on waiting for the
-        device does not count towards `limit_s`."""
+        """Send `job` as `Supervised` does, but first wait until no other run measures on the device. Time spent on
+        waiting for the device does not count towards `limit_s`."""
         async with device_lock(self._device) as waited_s:
             self._note(waited_s)
             return await super()._send(job, limit_s)

@@ -1,7 +1,7 @@
 """A machine that measures strangers' kernels beside the default configuration of a task.
 
-The default takes the usual way. A stranger's kernel is first elaborated in a sandbox. The compile workers then get the
-elaborated kernel as data, and never run the stranger's Python.
+The default configuration is compiled as in any other run. A stranger's kernel is first elaborated in a sandbox. The
+compile workers then get the elaborated kernel as data, and never run the stranger's Python.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from atune.workers.supervised import STARVED
 
 
 class ForeignMachine(LocalMachine):
-    """Measures the kernels of `programs`, each with its text and the name of its kernel function or ``""``.
+    """Measures the kernels of `programs`: each program is a text and the name of its kernel function (or ``""``).
 
-    Candidate n of its space is program n, and the baseline is the workload's default. `allow`: code that programs may
-    bring, by name.
+    Candidate n is program n, and the baseline is the workload's default configuration. `allow`: names of external
+    functions that programs may call, or ``source``.
     """
 
     def __init__(self, *given: Any, programs: Sequence[tuple[str, str]], allow: Sequence[str], **options: Any) -> None:
         super().__init__(*given, **options)
         self._programs, self._allow, self._kernels = programs, tuple(allow), dict[int, bytes]()
         self.isolation = "unknown, because no process answered"
-        """How strangers' Python was isolated."""
+        """Whether the strangers' Python was isolated, and if not, why."""
 
     def compile_workers(self) -> list[LocalCompileWorker]:
         for worker in (workers := super().compile_workers()):
@@ -51,7 +51,8 @@ class ForeignMachine(LocalMachine):
         return msgspec.structs.replace(super()._session(), allow=self._allow)
 
     async def _prepare(self, job: Job[A]) -> Job[A] | Failure:
-        """Return `job` with a stranger's elaborated kernel in the configuration, or the failure of elaborating it."""
+        """Return `job` with the stranger's elaborated kernel in its configuration, or a failure if elaborating
+        fails."""
         candidate = getattr(job, "candidate", None)
         if candidate is None or candidate.index == BASELINE:
             return job

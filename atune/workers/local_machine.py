@@ -37,9 +37,9 @@ from atune.workload.pickling import PickleRef, WorkloadRef
 from atune.workload.workload import WorkloadSpec
 
 FEW_CANDIDATES = 4
-"""If the compiler state is new, nvcc compiles a run of at most this many candidates, because the run would wait for the
-comparison. On an H100 with 16 workers, runs of 8 candidates in a new state took 1.08 times as long with cicc as with
-nvcc (bench/results/states)."""
+"""Largest number of candidates for which a run uses nvcc if its compiler state is new. With cicc, the run would wait
+for the comparison of cicc's code with nvcc's code. On an H100 with 16 workers, runs of 8 candidates in a new state took
+1.08 times as long with cicc as with nvcc (bench/results/states)."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,19 @@ class Shared:
     at_once: int = 1
     """Largest number of concurrent runs on a device."""
     apart: bool = False
-    """Whether each run uses one of the devices, instead of all."""
+    """Whether each run uses a single device instead of all devices."""
     idle: dict[str, list[Worker]] = field(default_factory=dict)
-    """Processes, by device and torch's state, that ended runs leave to later ones, because a context takes a second."""
+    """Processes that ended runs leave to later runs, by device and torch's state. Creating a new context would take a
+    second."""
     runs: Counter[str] = field(default_factory=Counter)
     """Number of runs that use each device."""
     lost: set[str] = field(default_factory=set)
-    """Devices that a run gave up. Later runs do not use them if others are left."""
+    """Devices that a run gave up on. Later runs use these devices only if no other devices are left."""
 
     @contextmanager
     def lent(self, devices: Sequence[DeviceInfo]) -> Iterator[tuple[DeviceInfo, ...]]:
-        """Choose the devices of a run, and count them as used by it: all, or the least used one if runs are `apart`."""
+        """Choose all devices for a run, or the least used device if runs are `apart`, and count the run as a user of
+        these devices."""
         left = [device for device in devices if device.id not in self.lost] or devices
         chosen = tuple(sorted(left, key=lambda device: self.runs[device.id])[: 1 if self.apart else None])
         self.runs.update(device.id for device in chosen)
@@ -85,8 +87,8 @@ async def shared_processes(warn: Callable[[str], None] = ignored) -> AsyncGenera
 class LocalMachine:
     """The compile workers and device workers of one run, as processes on this machine.
 
-    `workload`: a reference that the workers can load. `spec`: the workload's description if the caller has it, so that
-    `describe` loads nothing; if `spec` lacks the space, `describe` loads only the space. `target`: also a text such as
+    `workload`: a reference that the workers can load. `spec`: the workload's description, if the caller has it. Then
+    `describe` loads nothing, or only the space if `spec` lacks the space. `target`: a `Target`, or a text such as
     ``auto`` or ``cuda``. `devices`: names of devices, or ``("all",)``. `cores`: how many of this process's cores the
     run may use. `shared`: the processes that concurrent runs share; None if the run starts its own processes.
     """
@@ -162,7 +164,8 @@ class LocalMachine:
             await anyio.to_thread.run_sync(partial(shutil.rmtree, self.run_dir, ignore_errors=True))
 
     async def _put_aside(self, workload: WorkloadRef) -> WorkloadRef:
-        """Return `workload`. If it is large and the disk has room, first move it into a file that all workers map."""
+        """Return `workload`. If the workload is large and the disk has room, move the workload into a file that all
+        workers map."""
         if not isinstance(workload, PickleRef) or workload.packed.size < LARGE_BYTES:
             return workload
         path = os.path.join(self.run_dir, "workload.pickle")
@@ -198,7 +201,8 @@ class LocalMachine:
         return discovery.target, list(discovery.devices)
 
     async def assume(self, device: DeviceInfo | None) -> Target:
-        """For a run that builds nothing, use `device` without `discover`; by default, the first GPU or the CPU."""
+        """Use `device`, by default the first GPU or the CPU, in a run that builds nothing and does not call
+        `discover`."""
         if device is None:
             reply = await self.workers.ask_once("gpus", GPUS, b"")
             device = next(iter(msgspec.msgpack.decode(reply, type=list[DeviceInfo])), None)
@@ -217,7 +221,7 @@ class LocalMachine:
     def compile_workers(self) -> list[LocalCompileWorker]:
         """Return one worker for each core, or fewer if memory is short. `CompileSettings.workers` overrides the number.
 
-        Workers are not pinned to cores, because other runs on this machine have workers, too. The process of a device
+        Workers are not pinned to cores, because other runs on this machine also have workers. The process of a device
         takes precedence because of its niceness. While the process of a GPU measures, it needs a core, so `hints` keeps
         a core free.
         """

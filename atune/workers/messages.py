@@ -20,7 +20,7 @@ LIST_SPACE = "atune.stages.session:list_space"
 GPUS = "atune.stages.gpu:gpus"
 
 JOBS = "atune.stages.entry_points:"
-"""Start of the import paths of functions that do jobs. It is followed by the job's name, such as ``lower``."""
+"""Beginning of the import path of every function that does a job. The job's name, such as ``lower``, follows."""
 DISCOVER = f"{JOBS}discover"
 OPEN_DEVICE = f"{JOBS}open_device"
 REST_DEVICE = f"{JOBS}rest_device"
@@ -39,12 +39,12 @@ class Session(msgspec.Struct, frozen=True):
     benchmark: BenchmarkSettings
     run_dir: str
     load: bool = False
-    """Whether the worker loads the workload when it starts, outside any candidate's deadline, or only when needed."""
+    """Whether the worker loads the workload as soon as it starts, outside any candidate's deadline."""
     device: str = ""
     tools: str = ""
-    """The compilers' part of the compiler states; empty if the run does not use cicc."""
+    """The part of the compiler states that identifies the compilers; empty if the run does not use cicc."""
     allow: tuple[str, ...] | None = None
-    """Code that strangers' kernels may bring, by name, in a run that judges them; None in any other run."""
+    """Names of external functions that strangers' kernels may call; None in a run without strangers' kernels."""
     memory_bytes: int | None = None
     """Bytes of device memory that the process of a device may use; None for no limit."""
 
@@ -59,7 +59,7 @@ class Discovery(msgspec.Struct, frozen=True):
     no_cicc: str = ""
     """Why cicc cannot be used; empty if cicc can be used."""
     fallback: str = ""
-    """The warning that ``auto`` means the CPU because there is no GPU; empty if ``auto`` does not mean that."""
+    """The warning that ``auto`` chose the CPU because there is no GPU; empty in all other cases."""
     untested: str = ""
     """The warning that atune was not tested with this version of tilelang; empty if atune was tested with it."""
     nvcc: bool = True
@@ -84,8 +84,8 @@ class SpacePart(msgspec.Struct, frozen=True):
 class Neighbours(msgspec.Struct, frozen=True):
     """A request for the other users of the GPU `uuid`. `program`: the pid of the run's program.
 
-    The answer describes each process, by pid. If the pids are of another namespace, so that no process can be named,
-    the answer also has the GPU's utilisation in percent; otherwise that number is 0.
+    The answer describes each process, by pid. If the pids belong to another namespace, so that atune cannot name any
+    process, the answer also has the GPU's utilisation in percent; otherwise that number is 0.
     """
 
     program: int

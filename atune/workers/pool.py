@@ -44,10 +44,11 @@ from atune.workers.server_main import (
 from atune.workers.waiting import Deadline, background
 
 CANCEL_S, GRACE_S, HAMMER_S = 0.3, 0.4, 0.2
-"""Time limits, in seconds, of the steps that clean up after a cancelled run: together less than a second."""
+"""Time limits, in seconds, of the steps that clean up after a cancelled run. The sum of the limits is less than a
+second."""
 START_TIMEOUT_S = CALL_TIMEOUT_S = 300.0
-"""Seconds that importing the preload may take, and that forking a worker may take after that. Also the limit of calls
-that set no limit, such as loading the user's file or making a context. Even slow machines need far less time."""
+"""Seconds that importing the preload may take, and seconds that forking a worker may take afterwards. The same limit
+applies to calls without their own limit, for example to load the user's file. Even slow machines need far less time."""
 FIRST_TIMEOUT_S = 5.0
 """Seconds without a forked worker after which another server replaces the first one. Forking takes milliseconds."""
 
@@ -55,7 +56,7 @@ TAIL_BYTES = 4096
 READ_BYTES, PRINTED_CHARACTERS = 1 << 16, 2000
 """Largest number of bytes of a call's output to read, and largest number of characters of the output to keep."""
 PF_EXITING = 0x4
-"""Flag of an ending process. The kernel sets the flag before closing the process's files (include/linux/sched.h)."""
+"""Linux's flag of an ending process, which Linux sets before it closes the process's files (include/linux/sched.h)."""
 STARVED_SHARE = 0.5
 """If a call's processes got less CPU time than this share of the call's duration, and one of these processes still
 waits for a CPU, the machine was too busy for the call."""
@@ -70,11 +71,11 @@ class ForkServer(anyio.AsyncContextManagerMixin):
     `process`: a new or a parked server. Entering the context does not wait for the server's imports. Leaving the
     context takes less than a second, whatever the processes do.
 
-    `park`: parks a server for the next run. If the body was not cancelled and the server answers, the server is parked
-    instead of ended, but its workers end.
+    `park`: a function that parks a server for the next run. If the body was not cancelled and the server answers, the
+    server is parked instead of ended, but its workers end.
 
-    `again`: starts a replacement for a server that is lost or hangs. `spawn` waits for the replacement. After a second
-    loss, `spawn` raises `MachineError`. At each loss, running calls raise `ServerLost`.
+    `again`: a function that starts a replacement for a server that is lost or hangs. `spawn` waits for the replacement.
+    After a second loss, `spawn` raises `MachineError`. At each loss, running calls raise `ServerLost`.
     """
 
     def __init__(
@@ -268,7 +269,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
 
     def _replaced(self, why: str) -> bool:
         """Replace the lost server, and return whether a new server was started. A new server does not help if the
-        import itself fails. After a second loss, it does not help either, because something kills the processes."""
+        import itself fails, or after a second loss, which shows that something kills the processes."""
         may_help = self._ready.is_set() or from_outside(self.process.returncode)
         if self._again is None or not may_help or self._first_loss or self._failure or self._leaving:
             return False
@@ -539,7 +540,8 @@ async def receive(sock: socket.socket, deadline: Deadline, number: int) -> list[
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of ``/proc/PID/stat`` from the process's state on. A missing process has the state X (dead)."""
+    """Return the fields of ``/proc/PID/stat``, beginning with the process's state. A missing process has the state X
+    (dead)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -554,7 +556,8 @@ def _cpu_of(pid: int) -> tuple[float, bool]:
 
 
 def _ends(pid: int) -> bool:
-    """Tell whether a process is dying or dead, so that the kernel, and not the process's code, closed its socket."""
+    """Tell whether a process is dying or dead. If so, the process's socket was closed by the kernel, and not by the
+    process's code."""
     state, *fields = _stat(pid)
     return state in "ZX" or bool(int(fields[5]) & PF_EXITING)
 

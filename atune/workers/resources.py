@@ -1,6 +1,7 @@
 """The cores and the memory that this process may use, and the detection of shortages and of killed compilers.
 
-Exceptions and compiler output show shortages and killed compilers. In both cases the candidate is not at fault.
+Exceptions and compiler output show shortages and killed compilers. A candidate is not at fault for a shortage or a
+killed compiler.
 """
 
 from __future__ import annotations
@@ -108,8 +109,9 @@ KILLED = re.compile(
 
 
 LEAST_BYTES = 32 << 20
-"""Bytes of free disk space below which a compiler's failure is blamed on the disk, because some compilers do not name
-the cause. For one library, nvcc writes several MiB of temporary files, and removes these files when it fails."""
+"""Bytes of free disk space. If less space is free when a compiler fails, atune blames the disk, because some compilers
+do not name the cause. For one library, nvcc writes several MiB of temporary files, and removes these files when it
+fails."""
 
 
 class ShortOf(Exception):
@@ -122,9 +124,7 @@ class CompilerKilled(Exception):
 
 def check_machine(error: BaseException, output: str = "", *, but: Resource | None = None) -> None:
     """If `error` or a compiler's `output` shows that the machine is at fault, raise `ShortOf` or `CompilerKilled`.
-
-    `but`: a resource to ignore, because a candidate that ran in this process may have used it up.
-    """
+    `but`: a resource to ignore, because a candidate that ran in this process may have used it up."""
     if isinstance(error, ShortOf | CompilerKilled):
         raise error
     short_of = shortage_of(error) or shortage_in(output)
@@ -179,7 +179,8 @@ def shortage_in(output: str) -> Resource | None:
 
 
 def _confirmed(short_of: Resource) -> Resource | None:
-    """Return `short_of`, but None for memory if much memory is free: too large a request fails on any machine."""
+    """Return `short_of`. If `short_of` is memory although much memory is free, the request was too large, so return
+    None."""
     if short_of != "memory":
         return short_of
     room = usable_memory_bytes()

@@ -215,7 +215,8 @@ class ResultCache:
         return False
 
     def _continued(self, key: ResultKey, header: RunStarted, still: Still | None, again: bool) -> Begun:
-        """Reopen the journal of the newest interrupted run that this run may continue. Return None if there is none."""
+        """Reopen the journal of the newest interrupted run that this run may continue. If there is no such run, return
+        None."""
         for real in [] if again else self._own(key):
             run = self._run(str(real))
             if run is None or run.end is not None or run.key != key.text:
@@ -265,8 +266,7 @@ class ResultCache:
         """Return the newest run that has the result under `key`. Read only the first and the last line of each journal.
 
         Skip journals that are gone or damaged, and results of another kernel, with a warning. `header`: the header of
-        the run that needs the result. `still`: a function that compares kernels; if None, any kernel counts as the
-        same.
+        the run that needs the result. `still`: a function that compares kernels; None to accept any kernel.
         """
         run, other = self._search(key, header, still)
         if run is None and other is not None and other.path not in self._refused:
@@ -351,7 +351,8 @@ class ResultCache:
     # Removing runs
 
     def clear(self, results: Iterable[StoredRun] | None = None) -> int:
-        """Forget `results` and all runs of the same work. Delete those journals of these runs that are in the cache.
+        """Forget `results` and all runs of the same work. Delete the journals of these runs, except journals outside
+        the cache.
 
         If `results` is None, forget all runs. Returns the number of results that are no longer available.
         """
@@ -366,7 +367,7 @@ class ResultCache:
         return len({run.key for run in forgotten} - {run.key for run in self.answers()})
 
     def _tidy(self) -> None:
-        """Delete the oldest journals beyond `MOST_CACHE_BYTES` (those of a set together), and files without a run.
+        """Delete the oldest journals beyond `MOST_CACHE_BYTES`, a set's journals together, and files without a run.
 
         A file without a run is an empty file that a killed program left, or a link to a deleted journal of the cache. A
         broken link to a journal elsewhere stays until a look-up, because the journal's file system may come back. If a
@@ -398,7 +399,8 @@ class ResultCache:
         self._delete([*empty, *(link for link in links if self._owns(link.resolve()))])
 
     def _delete(self, paths: Iterable[Path]) -> None:
-        """Delete the links at `paths`, and the cache's journals there or behind links. Skip journals being written."""
+        """Delete the links and the cache's journals at `paths`, and the cache's journals that the links point to. Skip
+        journals that are being written."""
         for path in paths:
             with contextlib.suppress(OSError):
                 real = path.resolve()
@@ -514,7 +516,7 @@ KEYED = re.compile(r"[0-9a-f]{32}-(.*\.jsonl)$")
 
 
 def run_name(journal: Path) -> str:
-    """Return a journal's name for people: the name of the kernel and a time, without the key between them."""
+    """Return a journal's name for display: the name of the kernel and a time, without the key between them."""
     return f"{journal.parent.name}-{keyed[1]}" if (keyed := KEYED.match(journal.name)) else journal.name
 
 

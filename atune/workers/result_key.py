@@ -20,7 +20,7 @@ EXPORT_SCHEMA = 1
 class ResultKey(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a result depends on. `result_key` creates it from the header of a run.
 
-    `kernel`: the kernel's name, for people. `source`: SHA-256 of only the kernel's source and closure, without the
+    `kernel`: the kernel's name, for display. `source`: SHA-256 of only the kernel's source and closure, without the
     defaults of tunable arguments. `fingerprint`: hash of the whole kernel with its callbacks. `problem`: the key of the
     problem, as data. `tuned_for`: the tuned problem, which represents all problems with this key. `device`: the
     device's model. `measuring`: settings that affect a measurement. `search`: settings that affect the choice of the

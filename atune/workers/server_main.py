@@ -120,10 +120,8 @@ def arm_lifeline(lifeline: int) -> int:
 
 
 def preload(modules: list[str]) -> dict[str, Any]:
-    """Import `modules`.
-
-    Returns the seconds that this took, the text of an error (or None), and the missing module (or None).
-    """
+    """Import `modules`. Returns the seconds that this took, the text of an error (or None), and the missing module (or
+    None)."""
     start, error, absent = time.monotonic(), None, None
     try:
         import_all(modules)
@@ -136,9 +134,9 @@ def preload(modules: list[str]) -> dict[str, Any]:
 
 
 def import_all(modules: Sequence[str]) -> None:
-    """Import `modules` without collections, which take a third of the time, because nearly all new objects stay alive.
+    """Import `modules` without garbage collections, which would take a third of the time and free almost nothing.
 
-    Later collections omit these objects. So in a worker, they leave the shared pages shared.
+    Later collections skip the imported objects, so in a worker, the memory pages of these objects stay shared.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -262,7 +260,7 @@ class ForkServerMain:
         return number in self.pids
 
     def reap(self, options: int) -> None:
-        """Reap ended processes. If an ended process was a worker, kill what it left running, and report its end."""
+        """Reap ended processes. If an ended process was a worker, kill its remaining processes, and report its end."""
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | options)) is not None:
                 number = next((n for n, pid in self.pids.items() if pid == ended.si_pid), None)
@@ -277,7 +275,8 @@ class ForkServerMain:
                     self.report(op="exited", id=number, how=describe(code), outside=from_outside(code))
 
     def sweep(self) -> None:
-        """SIGKILL and reap what ended workers left running, level by level. None of these pids can be reused yet."""
+        """SIGKILL and reap processes that ended workers left running, level by level. Their pids cannot be reused
+        yet."""
         give_up = time.monotonic() + SWEEP_S
         while orphans := children_of(os.getpid()) - self.own - set(self.pids.values()):
             for pid in orphans:

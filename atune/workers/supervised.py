@@ -26,10 +26,10 @@ STARVED = "it got hardly any CPU time"
 class Supervised:
     """A process that does the jobs of a worker, one at a time.
 
-    The same rule holds for all jobs. If the process is fresh, a failure counts immediately. If another candidate's code
-    has run in the process, that code may have changed the process, so the failure is in doubt, and the job is repeated
-    once in a fresh process. In any process, a missed deadline counts immediately, unless the job got hardly any CPU
-    time.
+    The same rule holds for all jobs. If the process is fresh, a failure is accepted at once. If another candidate's
+    code has run in the process, that code may have changed the process, so the failure is in doubt, and the job is
+    repeated once in a fresh process. In any process, a missed deadline is accepted at once, unless the job got hardly
+    any CPU time.
     """
 
     died: FailureKind
@@ -69,10 +69,8 @@ class Supervised:
         return msgspec.structs.replace(failure, doubt=NOT_ALONE)
 
     async def call(self, job: Job[A], limit_s: float) -> A:
-        """Have the process do `job`. While the machine is short of a resource, wait and try again.
-
-        Raises `WorkerTimeout` after `limit_s`, `MachineError` if a shortage lasts, `WorkerLost` and `RemoteError`.
-        """
+        """Have the process do `job`. While the machine is short of a resource, wait and try again. Raises
+        `WorkerTimeout` after `limit_s`, `MachineError` if a shortage lasts, `WorkerLost` and `RemoteError`."""
         return decoded(job, await self.workers.until_it_works(lambda: self._send(job, limit_s)))
 
     async def kill(self) -> None:
@@ -87,7 +85,7 @@ class Supervised:
         raise NotImplementedError
 
     async def _sound(self, failure: Failure) -> bool:
-        """Tell whether the used process is known to be as good as a fresh process, so that `failure` counts."""
+        """Tell whether the used process is certainly as good as a fresh process, so that `failure` is accepted."""
         return False
 
     async def _send(self, job: Job[Any], limit_s: float) -> bytes:

@@ -16,10 +16,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def end_at_once(number: int, frame: FrameType | None) -> None:
-    """End the process, because a signal has arrived while a command is being imported, and nothing is open yet.
-
-    A KeyboardInterrupt could be lost in a destructor of the import system.
-    """
+    """End the process, because a signal has arrived while a command is being imported, and nothing is open yet. A
+    KeyboardInterrupt could be lost in a destructor of the import system."""
     os.write(2, b"atune: interrupted\n")
     os._exit(130)
 
@@ -70,7 +68,8 @@ class Interrupts:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Inside the block, only count signals. The block's event loop receives them, and cancels the block's work.
+        """Inside the block, only count signals. The block's event loop receives the signals, and cancels the block's
+        work.
 
         If a signal came before the block, raises `KeyboardInterrupt`, because a destructor may have lost the first
         exception.

@@ -1,4 +1,4 @@
-"""Deadlines that count only the time during which this program runs, and background tasks."""
+"""Background tasks, and deadlines that count only the time during which this program runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ class Deadline:
         self._left_s = seconds
 
     async def wait(self, ready: Callable[[], Awaitable[object]]) -> None:
-        """Wait for `ready`, for at most one tick. The caller then checks for `ready`, and otherwise calls `wait` again.
-
-        Raises `TimeoutError` if no time was left before the call. So the caller checks one last time before it gets the
-        error.
-        """
+        """Wait for `ready`, for at most one tick. If nothing is ready then, the caller calls `wait` again. Raises
+        `TimeoutError` if no time was left before the call, so the caller checks one last time before the caller gets
+        the error."""
         if self._left_s <= 0:
             raise TimeoutError
         planned, began = min(TICK_S, self._left_s), time.monotonic()

@@ -143,8 +143,8 @@ class Workers:
     async def agree(self, worker: Worker, loaded_as: str) -> None:
         """Raise `WorkloadError`, naming edited files, if `worker` and the first worker loaded different workloads.
 
-        Also raise it if the program itself has a different workload, and a file of the workload was written during the
-        run.
+        Also raise `WorkloadError` if the program itself has a different workload, and a workload file was written
+        during the run.
         """
         self.loaded_as = self.loaded_as or loaded_as
         if loaded_as == self.loaded_as and loaded_as == (self._known or loaded_as):
@@ -335,7 +335,7 @@ _STACK_LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def _place(stack: str) -> str:
-    """Return which function of the user hangs, and where, according to faulthandler's `stack`; empty if unknown."""
+    """Name the user's function that hangs and the function's place, from faulthandler's `stack`; empty if unknown."""
     ours = os.path.dirname(atune.__file__) + os.sep
     for thread in reversed(stack.split("Thread 0x")):
         frames = [frame for frame in _STACK_LINE.findall(thread) if not frame[0].startswith("<frozen ")]

@@ -1,6 +1,5 @@
-"""The identity of kernels: their source texts, and fingerprints of a workload's source, closure and globals.
-
-Comments, docstrings and formatting do not count.
+"""The identity of kernels: their source texts, and fingerprints of a workload's source, closure and globals. Comments,
+docstrings and formatting have no effect on a fingerprint.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=ast.AST)
 PARSE_TRIES = 5
-"""How often a source is parsed, as CPython 3.11 may raise `SystemError` while another thread parses (issue 106905)."""
+"""How often a parse is tried, as CPython 3.11 may raise `SystemError` while another thread parses (issue 106905)."""
 _SILENT = frozenset({"kind", "type_comment", "type_ignores", "str"})
-"""Fields of the syntax tree for spelling alone, such as a string's prefix, a type comment, or a template's text."""
+"""Fields of the syntax tree that hold only spelling, such as a string's prefix, a type comment, a template's text."""
 _NO_TREE = (SyntaxError, ValueError, RecursionError, MemoryError)
 ALONE = "atune_workload_"
 """Beginning of the names of modules that workers make from files that are not in a package."""
 BY_NAME_ALONE = frozenset({"atune", "tilelang", "torch", "tvm", "tvm_ffi"})
-"""Packages whose functions count only by name: atune records their versions, and their sources use much other code."""
+"""Packages whose functions are identified by name. atune records the packages' versions instead of their sources."""
 
 
 def fingerprint(workload: Workload, *, problem: bool = True) -> str:
-    """Return a SHA-256 of the kernel's source and closure, of the problem, and of what decides the checks.
+    """Return a SHA-256 of the kernel's source and closure, the problem, and everything that affects the checks.
 
-    Comments, docstrings and formatting do not count. `problem`: if False, the arguments of the problem do not count,
+    Comments, docstrings and formatting have no effect. `problem`: if False, the problem's arguments are left out,
     because the caller has another key for them.
     """
     digest = hashlib.sha256()
@@ -66,7 +65,7 @@ def fingerprint(workload: Workload, *, problem: bool = True) -> str:
 def kernel_fingerprint(kernel: Any, *, without_defaults: Collection[str] = ()) -> str:
     """Return a SHA-256 of only the source and closure of a kernel.
 
-    `without_defaults`: parameters whose default values do not count.
+    `without_defaults`: parameters whose default values are left out.
     """
     return hashlib.sha256(identity(kernel, without_defaults=without_defaults)).hexdigest()
 
@@ -119,9 +118,9 @@ def _is_library(module: str, place: str = "") -> bool:
 
 
 def _data_identity(part: Any, depth: int) -> bytes:
-    """Return bytes that identify data. Values count by content, tensors by metadata, and functions by source.
+    """Return bytes that identify data. Values are identified by content, tensors by metadata, functions by source.
 
-    Other objects count by type and pickled content, because their `repr` may contain an address.
+    Other objects are identified by type and pickled content, because their `repr` may contain an address.
     """
     if isinstance(part, bytes):
         return f"{len(part)} bytes: {hashlib.sha256(part).hexdigest()}".encode()
@@ -171,7 +170,8 @@ def sent_from(script: str) -> None:
 
 
 def _named(kind: type) -> str:
-    """Return the last part of a class's module, and its name. A script counts by file, as workers rename its module."""
+    """Return the last part of a class's module, and the class's name. For a script, the file's name replaces the
+    module, because workers rename the module."""
     module = kind.__module__
     if _is_library(module):
         return f"{module}.{kind.__qualname__}"
@@ -198,7 +198,7 @@ def _content(part: Any) -> list[Any]:
 
 
 def _class_identity(kind: type, depth: int = 0) -> bytes:
-    """Return bytes that identify a class: by name in a library, and otherwise by source, public values and bases."""
+    """Return bytes that identify a class: the name for a library's class, otherwise source, public values and bases."""
     text = _named(kind)
     if _is_library(kind.__module__):
         return text.encode()
@@ -240,7 +240,7 @@ def constraint_text(constraint: Callable[..., Any]) -> str:
 
 
 def _code_text(code: CodeType) -> str:
-    """Return a text that identifies code without a source. The `repr` of code would contain an address."""
+    """Return a text that identifies a code object without its source. The `repr` of code would contain an address."""
     consts = [_code_text(c) if isinstance(c, CodeType) else _data_identity(c, 0) for c in code.co_consts]
     return repr((code.co_code, code.co_names, code.co_varnames, consts))
 
@@ -306,7 +306,7 @@ def annotation_names(function: Any) -> list[str]:
     """Return the names of globals in annotations of `function` and of its inner functions, according to the source.
 
     tilelang evaluates quoted annotations, and all annotations under ``from __future__ import annotations``, although no
-    code object has their names. Names that are local to `function` do not count, even if a script has them, too.
+    code object has their names. Names that are local to `function` are left out, even if globals share the name.
     """
     try:
         tree = parse_module(textwrap.dedent(inspect.getsource(function)))
@@ -328,9 +328,9 @@ def annotation_names(function: Any) -> list[str]:
 
 
 def normalised(text: str, without_defaults: Collection[str] = ()) -> str:
-    """Return a text that stays equal if only comments, docstrings or formatting of a source change.
+    """Return a source as text that does not change if only comments, docstrings or formatting change.
 
-    `text`: the source of a function or a class, as returned by `inspect`. If the text is not Python, it is returned
+    `text`: the source of a function or a class, as returned by `inspect`. A text that is not Python is returned
     unchanged. Tuning decorators are removed, because their spaces are not part of the kernel. Defaults of parameters in
     `without_defaults` are also removed. The result is the same in all versions of Python.
     """

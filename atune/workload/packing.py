@@ -1,4 +1,4 @@
-"""Pickling of values for workers, where large tensors and arrays stay outside the stream, and explanations of failures.
+"""Pickle values for workers, with large tensors and arrays outside the stream, and explain why pickling failed.
 
 `pack` returns a short stream, and views of the large buffers. `write` puts the stream and the buffers into a file, and
 may run in a thread. `unpack` maps the file into memory, so that processes share its pages until they write to them.
@@ -29,7 +29,7 @@ from atune.workload.fingerprint import annotation_names, function_of, global_nam
 from atune.workload.workload import Workload
 
 LARGE_BYTES = 1 << 20
-"""Size in bytes from which a buffer stays outside the stream."""
+"""Buffers of at least this size in bytes stay outside the stream."""
 
 
 class Packed(msgspec.Struct, frozen=True):
@@ -52,8 +52,8 @@ class Packed(msgspec.Struct, frozen=True):
 def pack(value: Any, *, annotations: bool = True) -> Packed:
     """Pickle `value`, including its functions and classes. Pickling may raise any exception.
 
-    Large tensors and arrays are not copied, so what counts is their content when the file is written. `annotations`:
-    whether to include globals that are named in annotations of functions.
+    Large tensors and arrays are not copied, so the file gets the content that they have when it is written.
+    `annotations`: whether to include globals that are named in annotations of functions.
     """
     buffers: list[Any] = []
 
@@ -156,7 +156,7 @@ def _by_name(obj: Any) -> tuple[Any, ...] | None:
 
 
 def _storage(obj: Any) -> tuple[Any, ...] | None:
-    """Reduce the memory of a CPU tensor, which several tensors may share; return None for any other object.
+    """Reduce a storage, the memory that several CPU tensors may share; return None for any other object.
 
     torch itself pickles small typed storages. torch fails for untyped storages, which new dtypes such as float8 have.
     """
@@ -185,7 +185,8 @@ def _untyped(memory: Any) -> Any:
 
 
 def _tilelang_object(obj: Any) -> tuple[Any, ...] | None:
-    """Reduce an object of tilelang to what made it, because compiled code cannot be pickled; None for other objects."""
+    """Reduce an object of tilelang to a call that makes it again, as compiled code cannot be pickled. Return None for
+    any other object."""
     if is_compiled(obj):
         names = ("target", "target_host", "execution_backend", "verbose", "pass_configs", "compile_flags")
         options = {name: getattr(obj, name) for name in names}
@@ -227,10 +228,10 @@ def write(packed: Packed, path: str) -> Packed:
 
 
 class LazyCallback:
-    """A callback that a worker unpickles at its first call. `func` is the original, which workers do not have.
+    """A callback that a worker unpickles at its first call. `func` is the original callback, which workers do not have.
 
-    Every worker gets the whole workload, but only device workers call parts such as the reference. If a callback has a
-    CUDA tensor in its closure, compile workers must not create a CUDA context for it.
+    Every worker gets the whole workload, but only device workers call parts such as the reference. If a callback's
+    closure has a CUDA tensor, unpickling the callback would create a CUDA context in compile workers.
     """
 
     func: Callable[..., Any]

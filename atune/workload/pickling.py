@@ -1,4 +1,4 @@
-"""Sending a workload to workers: by file and name, or as pickled functions together with their source text.
+"""Send a workload to workers, either by file and name, or as pickled functions together with their source text.
 
 The source text is needed because tilelang reads the source of every kernel, even if the kernel is in a notebook.
 """
@@ -42,7 +42,7 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
     typed: str = ""
     """The command and the file as typed by the user, for messages."""
     arguments: dict[str, Any] = {}
-    """Arguments of the problem that replace those in the file; see `Workload.at`."""
+    """Arguments of the problem that replace the arguments in the file; see `Workload.at`."""
     torch: dict[str, Any] = {}
     """The `torch_state` of the program, or of a run that is continued."""
 
@@ -62,7 +62,7 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     script: str = ""
     """The program's own file. Functions and classes that are sent by value belong to this file."""
     loaded_as: str = ""
-    """The program's fingerprint of the workload if a worker must get the same fingerprint; otherwise empty."""
+    """The program's fingerprint of the workload, if a worker must compute an equal fingerprint; otherwise empty."""
 
 
 WorkloadRef = FileRef | PickleRef
@@ -71,8 +71,7 @@ WorkloadRef = FileRef | PickleRef
 def parse_file_ref(text: str, command: str = "") -> FileRef:
     """Parse ``FILE.py:NAME`` or ``package.module:NAME``. Without ``:NAME``, the file must have only one workload.
 
-    Raises `WorkloadError` if there is no such file. `command`: the user's command, for the message about a file with
-    several workloads.
+    Raises `WorkloadError` if the file does not exist. `command`: the user's command, for messages about the name.
     """
     path, colon, name = text.rpartition(":")
     if not colon or text.endswith(".py"):
@@ -143,7 +142,7 @@ def _by_value(functions: Iterable[Any]) -> Generator[None, None, None]:
 def ship(workload: Workload) -> PickleRef:
     """Pack `workload` for the workers. If pickling fails, raises `WorkloadError`, which names the object at fault.
 
-    Large tensors, arrays and byte strings are not copied, so what counts is their content at the time of sending.
+    Large tensors, arrays and byte strings are not copied, so workers get the content that these have when sent.
     """
     parts, shipped = [part for _, part in parts_of(workload)], copy.copy(workload)
     shipped.amounts, shipped._first = {}, None  # workers need only the results of these functions
@@ -199,7 +198,7 @@ def load(ref: WorkloadRef) -> Workload:
 
 
 def chosen(ref: FileRef) -> FileRef:
-    """Return `ref` with a name. If `ref` has no name, run its file, and take the only workload, or else WORKLOAD.
+    """Return `ref` with a name. If `ref` has no name, run its file, and take its only workload, or else WORKLOAD.
 
     If the file has no workload, take its only decorated kernel. Raises `WorkloadError` if the file has several
     workloads or none. The message then lists the possible commands.
@@ -267,7 +266,7 @@ class _Kept(io.StringIO):
 
 
 def run_file(path: str) -> ModuleType:
-    """Run a file as a module of its package, or alone if the file is not in a package. Raises `WorkloadError`."""
+    """Run a file as a module of its package, or as a module of its own. Raises `WorkloadError`."""
     name = f"{ALONE}{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -76,7 +76,7 @@ def place_in(text: str) -> Place | None:
 def _innermost(files: Sequence[str | None]) -> int | None:
     """Return the index of the user's innermost file, or None. `files` begins with the outermost file.
 
-    A string that Python evaluates, such as an annotation, counts only if no other file is the user's.
+    A string that Python evaluates, such as an annotation, is the user's file only if no other file is.
     """
     users = [i for i, file in enumerate(files) if file is not None and is_users(file)]
     return max([i for i in users if files[i] != EVALUATED] or users, default=None)
@@ -117,7 +117,7 @@ def _line(step: TracebackType) -> int:
     """Return the line for a step of a traceback, in a function that tilelang has rewritten.
 
     tilelang gives line 1 to calls in the head of a loop. tilelang gives the function's first line to code that it adds
-    around a statement. In both cases, the right line is that of the preceding code.
+    around a statement. In both cases, the right line is the line of the preceding code.
     """
     code, line = step.tb_frame.f_code, step.tb_lineno
     before = [number for number, *_ in itertools.islice(code.co_positions(), step.tb_lasti // 2)]

@@ -1,4 +1,4 @@
-"""Settings of torch that affect results. Workers copy the program's settings, so that references compute the same."""
+"""Settings of torch that affect results. Workers copy the program's settings, so references give equal results."""
 
 from __future__ import annotations
 

@@ -55,9 +55,9 @@ from atune.workload.torch_state import torch_state
 from atune.workload.workload_options import WorkloadOptions, amount
 
 ENOUGH_LOOKS, ENOUGH_FOUND = 500_000, 1_000
-"""Drawing ends after the first number of points, if at least the second number of these points are candidates."""
+"""The drawing of points ends after `ENOUGH_LOOKS` points if at least `ENOUGH_FOUND` of them are candidates."""
 MOST_LOOKS = 5_000_000
-"""Drawing always ends after this number of points, even if only few of them are candidates."""
+"""The drawing of points always ends after this number of points, even if few of the points are candidates."""
 
 
 @documents(WorkloadOptions)
@@ -109,11 +109,12 @@ class Workload:
         self.inputs, self.reference = given["inputs"], given["reference"]
         self.check, self.setup = given["check"], given["setup"]
         self.out_idx = outputs_named(kernel, given["out_idx"])
-        """Positions of the outputs, from the caller or from `@tilelang.jit`; None if neither gave them."""
+        """Positions of the outputs, given by the caller or by `@tilelang.jit`; None if no positions were given."""
         self.kernels_out_idx = given["out_idx"] is None
         """Whether `out_idx` comes from the kernel. tilelang makes its positions positive when the kernel is called."""
         self.like_tilelang = False
-        """Whether the user's functions are called as by tilelang's tuner, and only listed configurations may win."""
+        """Whether tilelang's rules apply: functions are called as by its tuner, and only listed configurations may
+        win."""
         self.restore, self.zero = tuple(given["restore"] or ()), tuple(given["zero"] or ())
         self.rtol, self.atol, self.max_mismatched_ratio = given["rtol"], given["atol"], given["max_mismatched_ratio"]
         self.default = None if given["default"] is None else dict(given["default"])
@@ -201,7 +202,7 @@ class Workload:
 
 
 def outputs_named(kernel: Any, out_idx: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return the positions of the outputs in `out_idx`, or else in `@tilelang.jit`; None if neither has them."""
+    """Return the outputs' positions from `out_idx`, or else from `@tilelang.jit`; None if no positions are given."""
     named = getattr(kernel, "out_idx", None) if out_idx is None else out_idx
     return (named,) if isinstance(named, int) else None if named is None else tuple(named)
 
@@ -254,7 +255,7 @@ def _expected(parameter: inspect.Parameter, value: Any, own: Any) -> str:
 
 
 class ConfigCheck:
-    """A check whether configurations fit the kernel's parameters, which also finds the default configuration."""
+    """A checker that tells whether configurations fit the kernel's parameters, and finds the default configuration."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -362,7 +363,7 @@ class ConfigCheck:
         return "" if self.default(config) is not None else "the default values are not plain data"
 
     def default_key(self, config: Config) -> str:
-        """Return the key of what `default` returns for `config`; empty if `default` returns None."""
+        """Return the key of the configuration that `default` returns for `config`; empty if `default` returns None."""
         alike = (config.get(PASS_CONFIGS) is None, *config)
         if alike not in self._default_keys:
             default = self.default(config)
@@ -382,26 +383,25 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     configs: tuple[Config, ...]
     """The candidates in order, which are all points of the space, or a sample from a large space."""
     default: int | None
-    """Index of the default configuration; `BASELINE` if the space does not have it, or None if there is no default."""
+    """Index of the default configuration; `BASELINE` for a default outside the space; None if there is no default."""
     fingerprint: str
     flops: float | None = None
     bytes: float | None = None
     code: str = ""
     """`fingerprint` without the problem."""
     problem: Any = None
-    """What identifies the problem: the arguments and the kernel's other defaults, or a key that the caller gave."""
+    """The identity of the problem: its arguments and the kernel's other defaults, or a key that the caller gave."""
     kernel: str = ""
-    """SHA-256 of only the kernel's source and closure, without defaults for names in the space."""
+    """SHA-256 of the kernel's source and closure only, without the defaults of parameters that the space sets."""
     space: str = ""
     """SHA-256 of the configurations' keys in order; empty while the configurations are not known."""
     points: int | None = None
-    """Number of the space's points before constraints, if the configurations were drawn from it. Else None."""
+    """Number of points in a space from which the configurations were drawn, before constraints. Otherwise None."""
     remarks: tuple[str, ...] = ()
     """Remarks about the space that the user should see."""
     layout_axes: tuple[str, ...] = ()
-    """Names of the axes that set layouts of fragments and loops."""
     baseline: Config | None = None
-    """The default configuration, if the space does not have it."""
+    """The default configuration if it is outside the space; otherwise None."""
     refused: str = ""
     """The reason that the baseline cannot win, such as a constraint that refuses it; empty if it can win."""
     no_default: str = ""
@@ -411,7 +411,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True):
     torch: dict[str, Any] = {}
     """The program's `torch_state`, if the inputs or the checks use functions of the user."""
     refusals: tuple[tuple[str, int], ...] = ()
-    """For each constraint, the number of points that it refused and all earlier constraints admitted."""
+    """For each constraint, how many points it refused after all earlier constraints admitted them."""
 
     @property
     def default_config(self) -> Config | None:
@@ -457,9 +457,9 @@ def with_space(spec: WorkloadSpec, workload: Workload, seed: int = 0) -> Workloa
 class Candidates:
     """The candidates of `workload`, in order. No constraint is called until the candidates are listed.
 
-    If the space has more than `LARGE` points, the default configuration comes first. Then, points are drawn with
-    `seed`, and those that satisfy the constraints follow. There are at most `LARGE` candidates. Raises `SpaceError` or
-    `WorkloadError` if a configuration does not fit the kernel.
+    If the space has more than `LARGE` points, the default configuration comes first. The other candidates are the
+    points that satisfy the constraints among points drawn with `seed`. There are at most `LARGE` candidates. Raises
+    `SpaceError` or `WorkloadError` if a configuration does not fit the kernel.
     """
 
     def __init__(self, workload: Workload, seed: int = 0) -> None:
@@ -515,7 +515,7 @@ class Candidates:
             yield points.plain(place) if new else None
 
     def complete(self, spec: WorkloadSpec) -> WorkloadSpec:
-        """Return `spec` with all facts that are known after all candidates were listed, except the configurations.
+        """Return `spec` with everything but the configurations that is known after all candidates were listed.
 
         Raises `WorkloadError` if the axes of the given default differ from those of the configurations.
         """
@@ -555,7 +555,7 @@ class Candidates:
         return (None, None, "the default is not plain data") if config is None else (BASELINE, config, "")
 
     def _refused(self, baseline: Config) -> str:
-        """Return which constraint refuses the baseline or raises, so that the baseline must not win. Else empty."""
+        """Return the reason that the baseline must not win: a constraint refuses it or raises. Empty if it may win."""
         if self.workload.like_tilelang or not (where := self.workload.space.where):
             return "configs does not list it" * self.workload.like_tilelang
         place = self.points.place(baseline)
@@ -577,5 +577,5 @@ def wrong_names(default: Mapping[str, Any], axes: Mapping[str, Any]) -> str:
 
 
 def candidates_of(workload: Workload) -> list[Candidate]:
-    """Return the candidates of a space, or a sample from a large space. Raises `SpaceError` if one does not fit."""
+    """Return a space's candidates, or a sample from a large space. Raises `SpaceError` if a candidate does not fit."""
     return [candidate for candidate in Candidates(workload).listed() if candidate is not None]

@@ -1,4 +1,4 @@
-"""The options of a workload. `@autotune` has most of these options, too. A wrong value raises an error immediately."""
+"""The options of a workload, most of which `@autotune` also has. A wrong value raises an error immediately."""
 
 import inspect
 import reprlib
@@ -50,13 +50,13 @@ class SharedOptions(TypedDict, total=False):
     # fmt: off
     reference: Annotated[Callable[..., Any] | None, option(
         "A function of the inputs that returns the expected output, or a tuple of outputs. Without a reference, values "
-        "are not checked. If the kernel updates inputs in place, the reference must update them, too, or return their "
+        "are not checked. If the kernel updates inputs in place, the reference must also update them, or return the "
         "new values. If the reference takes every parameter of the kernel, it must write its results into the outputs.",
         must=_FUNCTION,
     )]
     out_idx: Annotated[int | Sequence[int] | None, option(
         "Positions of the output parameters; an empty list if the kernel has no outputs. The default is the `out_idx` "
-        "of `@tilelang.jit`, or the tensors that an eager kernel returns. Without these, the outputs are the "
+        "of `@tilelang.jit`, or the tensors that an eager kernel returns. If there are neither, the outputs are the "
         "parameters that the kernel only writes, and the parameters in `zero`.",
         must="must be the position of an output, such as -1, or a list of positions",
     )]
@@ -70,7 +70,7 @@ class SharedOptions(TypedDict, total=False):
     check: Annotated[Callable[..., Any] | None, option(
         "A function that judges the outputs. If the outputs are wrong, it must return False or raise; otherwise True "
         "or None. With a reference, the function gets ``(outputs, reference_outputs)``, like `manual_check_prog` in "
-        "tilelang; without a reference, it gets ``(inputs, outputs)``. All of these are lists of tensors.",
+        "tilelang; without a reference, it gets ``(inputs, outputs)``. Each argument is a list of tensors.",
         must="must be a function of the outputs",
     )]
     supply: Annotated[Any, option(
@@ -79,17 +79,17 @@ class SharedOptions(TypedDict, total=False):
     )]
     setup: Annotated[Callable[..., Any] | None, option(
         "A function that is called with the inputs after they are made on a device, and may change them in place. If "
-        "it changed some, atune does not hand out the kernel, because calls of the kernel do not call this function.",
+        "the function changes an input, atune does not hand out the kernel, because its calls do not run `setup`.",
         must=_FUNCTION,
     )]
     restore: Annotated[Sequence[int] | None, option(
         "Positions of parameters to restore before each call. Inputs that the kernel writes into are restored even if "
-        "they are not listed. A parameter in this list is an output only if `out_idx` has its position, too.",
+        "they are not listed. A parameter in this list is an output only if `out_idx` also has its position.",
         default=(), must=_POSITIONS,
     )]
     zero: Annotated[Sequence[int] | None, option(
         "Positions of parameters to set to zero before each call: outputs, or inputs that are not in `out_idx`. A call "
-        "of the tuned kernel sets these parameters to zero, too, unless they are outputs that the caller passes.",
+        "of the tuned kernel also sets these parameters to zero, unless they are outputs that the caller passes.",
         default=(), must=_POSITIONS,
     )]
     flops: Annotated[Work, option(
@@ -102,7 +102,7 @@ class SharedOptions(TypedDict, total=False):
         check=_amount,
     )]
     default: Annotated[Mapping[str, Any] | None, option(
-        "The configuration to compare the winner with. By default, it has the kernel's own default values.",
+        "The configuration to compare the winner with. By default, its values are the kernel's own defaults.",
         must="must be a configuration as a dict, such as {'block': 64}",
     )]
     name: Annotated[str | None, option("The kernel's name in journals and reports.", must="must be a string")]
@@ -115,7 +115,7 @@ class WorkloadOptions(SharedOptions, total=False):
     # fmt: off
     inputs: Annotated[Inputs, option(
         "A list of tensors for the kernel's input parameters, or a function that returns the list. If there is only "
-        "one input, the function may return the tensor itself. Its parameters may name arguments of the problem, and "
+        "one input, the function may return the tensor. The function may take arguments of the problem by name, and "
         "``parameters``, which stands for the kernel's input parameters with their dtypes and shapes. torch is seeded "
         "before the call. By default, inputs are drawn at random, with the shapes and dtypes of the parameters.",
         check=check_inputs,

@@ -141,7 +141,7 @@ def test_a_library_of_other_code_than_the_journals_is_refused(
 def test_results_that_make_no_bundle(journals: dict[str, str], tmp_path: Path) -> None:
     refused = [
         ([], "a bundle needs at least one result"),
-        (replayed(journals, "SMALL", "SMALL"), "two results are for the problem M=32, N=16: leave one of the two out"),
+        (replayed(journals, "SMALL", "SMALL"), "two results are for the problem M=32, N=16: leave one result out"),
         (replayed(journals, "SMALL", "OTHER"), r"one kernel, but M=96, N=16 \(.*\) is of a different kernel"),
         ([Result.from_events(Stream().proposed(0).events)], "the run has no winner"),
     ]
@@ -172,7 +172,7 @@ def test_the_instructions_of_another_cpu_are_not_shipped(
     journals: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer.launch, "this_cpu", lambda: {"machine": "x86_64", "name": "Another CPU", "features": []})
-    with pytest.raises(UsageError, match=r"uses instructions of the .* that it was tuned on: save the bundle there"):
+    with pytest.raises(UsageError, match=r"uses instructions of the .* that tuned it: save the bundle on that machine"):
         save_bundle(tmp_path / "b", replayed(journals, "SMALL"))
 
 

@@ -167,14 +167,14 @@ def test_d11_a_hint_that_is_an_axis_is_refused_at_the_decorator(tuned: Any) -> N
     """A hint that is also an axis is refused where the decorator is written."""
     for name in ("block", "occupancy"):
         for space in ({name: [1]}, [{name: 1}], atune.Space({name: [1]})):
-            with pytest.raises(SpaceError, match=f"'{name}' is a hint and an axis"):
+            with pytest.raises(SpaceError, match=f"'{name}' is both a hint and an axis"):
                 tuned(space=space, hints={name: 2})
 
 
 def test_d12_a_computed_axis_that_is_a_hint_is_refused_at_the_call(tuned: Any) -> None:
     """If a computed space has an axis with the name of a hint, the call is refused."""
     for name in ("block", "occupancy"):
-        with pytest.raises(SpaceError, match=f"'{name}' is a hint and an axis"):
+        with pytest.raises(SpaceError, match=f"'{name}' is both a hint and an axis"):
             tuned(space=lambda n, name=name: {name: [1]}, hints={name: 2}).tune(64)
 
 

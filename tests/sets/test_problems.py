@@ -134,7 +134,7 @@ def test_a_problem_s_values_are_plain() -> None:
 
     for value, plain in ((Order.BACKWARD, "1"), (Tile(1, 2), r"\(1, 2\)"), ([Order.FORWARD], r"\(0,\)")):
         with pytest.raises(
-            UsageError, match=rf"Problems, entry 1: order=.* a set's problems must be plain .* give {plain}"
+            UsageError, match=rf"Problems, entry 1: order=.* the values in a set must be plain .* give {plain}"
         ):
             list(Problems([{"order": value}]))
     assert list(Problems([{"shape": [1, 2]}])) == [Problem({"shape": (1, 2)})]

@@ -163,7 +163,7 @@ def test_an_imported_workload_is_found_again_from_its_journal(folder: Path, caps
     assert run(capsys, "resume", "set", "--budget", "2", "--quiet")["problems"]
     assert run(capsys, "explain", "own.jsonl", "--workload", "pkg.sub.work:W")["config"] == {"block": 256}
     assert main(["explain", "pkg.sub.work:W", "--workload", "pkg.sub.work:W"]) == 2
-    assert "--workload is for a journal" in capsys.readouterr().err
+    assert "--workload goes with a journal" in capsys.readouterr().err
 
 
 ENDED = """

@@ -67,9 +67,9 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
     """The result of a tuning.
 
     `latency`, `ref_latency`: milliseconds of the winner and of the reference; None if nothing was timed. `config`: the
-    winner's configuration as you gave it, or the values in the call if nothing was tuned. `libcode`, `func`, `kernel`:
+    winner's configuration as you gave it; if nothing was tuned, the values in the call. `libcode`, `func`, `kernel`:
     the winner's device source, PrimFunc and `tilelang.JITKernel`. `winner`: the winner's record in the result cache.
-    `warnings`: warnings about arguments that have no effect here. The warnings of `tuning` begin with these warnings.
+    `warnings`: warnings about arguments that have no effect here. `tuning.warnings` begins with these warnings.
     """
 
     winner: Winner | None = field(default=None, repr=False)
@@ -109,11 +109,11 @@ class AutotuneResult(tilelang.param.AutotuneResult):  # type: ignore[misc]
 
     @classmethod
     def load_from_disk(cls, path: Path | str, compile_args: Any, *, trusted: bool = False) -> AutotuneResult | None:
-        """Return the result that tilelang or atune saved in `path`. As in tilelang, it is None if nothing was saved.
+        """Return the result that tilelang or atune saved in `path`. Return None if nothing was saved.
 
-        If `compile_args` has ``auto``, the target and the adapter that atune saved are used. Older folders have no
-        ``out_idx.json``. Their outputs are those in `compile_args.out_idx`. Loading runs code from the folder, so a
-        file of another user raises `ArgumentError` unless the folder is `trusted`.
+        If `compile_args` has ``auto``, the target and the adapter that atune saved are used. In older folders without
+        ``out_idx.json``, `compile_args.out_idx` gives the outputs. Loading runs code from the folder, so a file of
+        another user raises `ArgumentError` unless the folder is `trusted`.
         """
         path = Path(path)
         if not path.exists():
@@ -181,7 +181,7 @@ class TextEncoder(Encoder):
     def __init__(self, frontend: Any) -> None:
         super().__init__(frontend)
         self._given: dict[str, tuple[Config, Config]] = {}
-        """Configurations by key, in two forms: with strings (for a `ByText` kernel), and as the user wrote them."""
+        """Configurations by key. Each is stored twice: with strings for a `ByText` kernel, and as the user wrote it."""
         self._tables: dict[str, dict[str, Any]] = {}
         """``tables[parameter][text]``: the user's value."""
 
@@ -246,7 +246,7 @@ def _code(value: Any) -> str:
 
 @contextmanager
 def drop_in() -> Iterator[None]:
-    """Use the cache folder in tilelang's variables. Raise the exceptions that programs for tilelang's tuner expect."""
+    """Use the cache folder in tilelang's variables. Raise the exceptions that users of tilelang's tuner expect."""
     warnings_of_call.set([])
     try:
         with cache_folder_at(environment.cache_root()):
@@ -316,13 +316,13 @@ class AutoTuner(tilelang.tuner.AutoTuner):  # type: ignore[misc]
 
     @taking(tilelang.tuner.AutoTuner.run, **dict.fromkeys([*RUN, "tuning"]))
     def run(self, **run_arguments: Any) -> AutotuneResult:
-        """Tune, or return the known result of the same tuning.
+        """Tune, or return the stored result of the same tuning.
 
-        If an argument is None, `set_profile_args` or the engine decides. `tuning`: if no result is known, ``pick``
+        If an argument is None, `set_profile_args` or the engine decides. `tuning`: if no result is stored, ``pick``
         compiles the prior's choice without measuring. ``quick`` stops after eight candidates without a gain of 2 %.
 
-        Raises `ConfigError`, `ArgumentError` or another `UsageError` for arguments that cannot work, and `TuningFailed`
-        if no configuration works.
+        Raises `ConfigError`, `ArgumentError` or another `UsageError` for wrong arguments, and `TuningFailed` if nothing
+        works.
         """
         kernel = TilelangKernel(self.fn)
         with drop_in():
@@ -391,7 +391,7 @@ class AutoTuneImpl(TilelangKernel):
 
     A lazy kernel function returns the winner, a `tilelang.JITKernel`. An eager kernel function runs the winner. For
     both kinds of functions, `compile` and a call with ``__return_kernel=True`` return the winner. If another thread or
-    process tunes the same work, a call waits for its result. `results` has the results by key. As in tilelang,
+    process is tuning the same work, a call waits for the result. `results` has the results by key. As in tilelang,
     arguments such as `configs` are attributes, and a new value of an attribute affects only calls without a result.
     """
 
@@ -406,7 +406,7 @@ class AutoTuneImpl(TilelangKernel):
             self.configs = list(self.configs)
         self.results: dict[Hashable, AutotuneResult] = {}
         self._tuner_cache: dict[Hashable, tuple[Any, dict[str, Any] | None]] = {}
-        """The same as `results`, but in tilelang's form. If this dict is cleared, the next call tunes."""
+        """The same as `results`, but in tilelang's form. If this dict is cleared, the next call tunes again."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("__return_kernel", False):
@@ -416,11 +416,11 @@ class AutoTuneImpl(TilelangKernel):
         return super().__call__(*args, **kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the winner for these arguments. If it is unknown, tune first."""
+        """Return the winner for these arguments. Tune first if no winner is stored."""
         return self.tune(*args, **kwargs).kernel
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
-        """Return the whole result for these arguments. If it is unknown, tune first."""
+        """Return the whole result for these arguments. Tune first if no result is stored."""
         if self.results and not self._tuner_cache:
             self.forget()
         with drop_in():
@@ -479,7 +479,7 @@ def autotune(func: Any, **given: Any) -> Callable[[Any], AutoTuneImpl]:
 
     `configs`: dicts, a generator of dicts, or a function that returns dicts for the call's raw arguments.
     `do_not_specialize`: parameters that the key of a tuning leaves out. If such parameters are tunable, their values in
-    a call are ignored. The other parameters are those of `AutoTuner.set_profile_args` and `AutoTuner.run`.
+    a call are ignored. The other parameters are the parameters of `AutoTuner.set_profile_args` and `AutoTuner.run`.
 
     Raises `ArgumentError` unless the decorated object is a kernel function under `@tilelang.jit`.
     """

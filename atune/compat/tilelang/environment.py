@@ -72,7 +72,7 @@ _replaced: dict[tuple[str, str], Any] = {}
 
 
 def install() -> None:
-    """Replace tilelang's tuner by atune's tuner until `uninstall` is called.
+    """Replace tilelang's tuner with atune's tuner until `uninstall` is called.
 
     Call `install` before the program imports names of the tuner. Raises `UsageError` if this tilelang lacks a name.
     """
@@ -159,7 +159,7 @@ def checked_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def taking(theirs: Callable[..., Any], **defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that gives a function the parameters of tilelang's function `theirs`, with these `defaults`.
+    """Return a decorator that gives a function the parameters of tilelang's function `theirs`, with other `defaults`.
 
     A name in `defaults` that `theirs` does not have becomes an additional keyword of the function. All arguments are
     checked, and then passed by name.

@@ -103,7 +103,7 @@ def add_commands(parser: Parser) -> None:
     add("merge", "runs:merge_command", text, _journal(nargs="+"), merged, table)
     text = "Compare the winners of two journals or two folders; exits with 1 if a winner got slower; runs no code"
     two = [_journal(name, help=f"journal or folder of journals from {name} the change") for name in ("before", "after")]
-    limit = "exit with 1 if a winner got slower by more than X%%, even at the low end of the interval [default: 2%%]"
+    limit = "exit with 1 if the low end of a winner's slowdown interval is above X%% [default: 2%%]"
     over = _taking("--fail-over", metavar="X%", type=_percentage, default=0.02, help=limit)
     add("compare", "runs:compare_command", text, *two, over)
     text = "Write winners and their libraries as a bundle; a bundle runs without tilelang"
@@ -120,7 +120,7 @@ def add_commands(parser: Parser) -> None:
     what = _taking("what", metavar="FILE.py[:NAME]|J", help="a workload, or a journal")
     which = "the number of a candidate of the journal, or two numbers to compare [default: the winner]"
     indices = _taking("index", type=int, nargs="*", metavar="INDEX", help=which)
-    which = "the configuration; give it twice to compare two [default: the kernel's defaults]"
+    which = "the configuration; give the option twice to compare two configurations [default: the kernel's defaults]"
     config = _taking("--config", action="append", default=[], metavar="a=1,b=2", help=which)
     sizes, target = _of(CommandOptions, "arg"), _of(EngineOptions, "target", unset="auto, or the journal's")
     source = _taking("--source", action="store_true", help="also print the generated device source")
@@ -133,7 +133,7 @@ def add_commands(parser: Parser) -> None:
     which = "choose for this GPU model, such as H100 or RTX4090 [default: this machine's GPU]"
     add("pick", "preview:pick_command", text, workload, number, _taking("--gpu", metavar="NAME", help=which), sizes)
     text = "Check and time kernels that nobody trusts; exits with 0 if all pass"
-    which = "a file with a kernel function, or - for names on standard input"
+    which = "a file with a kernel function, or - to read file names from standard input"
     files = _taking("candidates", nargs="+", metavar="FILE.py[:NAME]", help=which)
     task = _taking("--task", required=True, metavar="FILE.py[:NAME]", help=f"the trusted workload: {_WORKLOAD}")
     told = _of(MeasureOptions, "problems", "allow", "target", "devices", "journal")
@@ -143,7 +143,7 @@ def add_commands(parser: Parser) -> None:
 
 
 def _add(commands: Any, name: str, command: str, text: str, *taken: Parser, **options: Any) -> Parser:
-    """Add the command `name`. `text`: the command's description, which the list of commands shows up to a semicolon.
+    """Add the command `name`. `text`: the description; the list of commands shows the part before a semicolon.
 
     `command`: the module and the function in this folder that carry out the command, or ``""`` for a command group.
     """

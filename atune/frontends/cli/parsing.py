@@ -101,7 +101,7 @@ def _shown(action: argparse.Action) -> str:
 
 
 def _names(action: argparse.Action, no: bool) -> dict[str, str]:
-    """Return the flag for each name of an option. `no`: whether to prefer the flag that switches it off."""
+    """Return the flag for each name of an option. `no`: whether to prefer the flag that switches the option off."""
     flags = action.option_strings
     pair = isinstance(action, argparse.BooleanOptionalAction)
     names = {name_of(flag): flags[-1 if no else 0] if pair else flag for flag in flags}

@@ -103,7 +103,7 @@ def compile_only_command(workload: FileRef, plan: RunPlan, arguments: argparse.N
 async def _compile_space(workload: FileRef, plan: RunPlan, builds: bool = True) -> tuple[dict[str, Any], list[Record]]:
     """Compile a space, or only lower it. Returns the outcome for ``--json``, and the records of failed candidates.
 
-    ``codes``: number of different codes that compiled. ``passed``: number of candidates whose layout was not chosen.
+    ``codes``: number of distinct codes that compiled. ``passed``: number of candidates whose layout was not chosen.
     """
     began, settings = time.monotonic(), plan.settings.compile
     async with compilers(workload, plan.target, settings) as (machine, run):
@@ -219,7 +219,7 @@ def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Candidate]
         raise UsageError(f"{n} configurations: give one, or give two to compare")
     if what.endswith(".py") or (":" in what and not os.path.exists(what)):
         if given is not None:
-            raise UsageError(f"--workload is for a journal, but {what} is a workload: leave one of the two out")
+            raise UsageError(f"--workload goes with a journal, but {what} is a workload: leave --workload out")
         if indices:
             raise UsageError(f"an INDEX needs a journal, but {what} is a workload: give --config a=1,b=2")
         ref, problem = parse_file_ref(what, "atune explain"), one_problem(arguments.arg, "explain")

@@ -1,7 +1,7 @@
 """The commands ``atune runs`` and ``atune cache``, and the commands that take a journal.
 
-Only ``resume`` and ``bundle`` run code of a workload, and this code runs in workers. If only one command needs a slow
-module, this command imports the module.
+Only ``resume`` and ``bundle`` run code of a workload, and this code runs in workers. A slow module that only one
+command needs is imported by this command.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ def _winners(journal: str) -> list[Result]:
 
 
 def _chosen(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the chosen kernel and key. An empty text, as from an unset variable, raises `UsageError`."""
+    """Return the chosen kernel and key. An empty string, which may come from an unset variable, raises `UsageError`."""
     given = {"kernel": arguments.kernel, "key": arguments.key}
     chosen = {name: value for name, value in given.items() if value is not None}
     for name, value in chosen.items():

@@ -80,7 +80,7 @@ def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Int
     journal = str(Path(journal))
     options = _options(arguments, journal)
     if os.path.isfile(journal) and os.path.getsize(journal):
-        print_message(f"{journal} exists: if the work is the same, its run is resumed", kind="")
+        print_message(f"{journal} exists: if the journal records the same work, its run is resumed", kind="")
 
     return drive(partial(tune, workload, **options), journal, arguments, interrupts)
 
@@ -93,7 +93,7 @@ def _tune_set(workload: FileRef, problems: Problems, arguments: argparse.Namespa
     folder = arguments.journal or str(ResultCache().new_path(Path(workload.path).stem).with_suffix(""))
     options = _options(arguments, folder)
     if is_set(Path(folder)):
-        print_message(f"{folder} exists: if the work is the same, its problems are continued", kind="")
+        print_message(f"{folder} exists: if its journals record the same work, they are continued", kind="")
     return drive_set(partial(tune_set, workload, problems, **options), folder, arguments, interrupts)
 
 
@@ -205,7 +205,7 @@ def drive_set(
 
 
 def measure_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    """Measure the candidates that `arguments` name. Returns 0 only if each passed."""
+    """Measure the candidates that `arguments` name. Returns 0 only if all candidates pass."""
     task = parse_file_ref(arguments.task, "atune measure --task")
     options = {name: getattr(arguments, name) for name in ("problems", "allow", "target", "journal")}
     options["devices"] = device_names(",".join(arguments.devices) or "all")

@@ -88,10 +88,8 @@ class Library(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The reply to a call: the answer and the libraries in it, by path, or the error that the method raised.
-
-    `alive`: the devices whose processes are running.
-    """
+    """The reply to a call: either the answer and its libraries by path, or the error that the method raised. `alive`:
+    the devices whose processes are running."""
 
     answer: Any = None
     libraries: dict[str, Library] = {}
@@ -201,7 +199,7 @@ class Node:
     async def watch(self, notice: Callable[[str], None]) -> None:
         """Pass on the agent's messages until the node is lost. A node that is silent for `STALL_S` counts as lost.
 
-        While this program is stopped, the time does not count.
+        Time while this program is stopped does not count as silence.
         """
         async with background() as tasks:
             tasks.start_soon(self._listen, notice)
@@ -290,10 +288,8 @@ NO_NVCC = "it has no device for this run, and no nvcc for compiling"
 
 
 def target_of(discoveries: Iterable[Discovery]) -> Target:
-    """Return the target for a run on these nodes. GPUs take precedence over CPUs.
-
-    Raises `TargetError` if the nodes have several models of devices.
-    """
+    """Return the target for a run on these nodes. GPUs take precedence over CPUs. Raises `TargetError` if the nodes
+    have several models of devices."""
     discoveries = list(discoveries)
     kind = "cuda" if any(node.target.kind == "cuda" for node in discoveries) else "c"
     of_kind = [node for node in discoveries if node.target.kind == kind]
@@ -314,8 +310,7 @@ Connect = Callable[[Opening], AbstractAsyncContextManager[tuple[Sequence[Agent],
 class ClusterMachine:
     """The compile workers and device workers of a run on the nodes where `connect` starts agents.
 
-    The other parameters mean the same as in `LocalMachine`, but `CompileSettings.workers` and `devices` apply to each
-    node.
+    The other parameters are those of `LocalMachine`, but `CompileSettings.workers` and `devices` apply to each node.
     """
 
     sleep = staticmethod(anyio.sleep)
@@ -375,10 +370,8 @@ class ClusterMachine:
         return self.spec
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
-        """Ask every node for its devices, and choose the run's target and devices.
-
-        A node that has no device of the target only compiles. Raises `TargetError` as `target_of` does.
-        """
+        """Ask every node for its devices, and choose the run's target and devices. A node that has no device of the
+        target only compiles. Raises `TargetError` as `target_of` does."""
         await self.describe()
         without: dict[str, TargetError] = {}
 
@@ -401,8 +394,8 @@ class ClusterMachine:
         return target, list(devices)
 
     async def _have_compile(self, node: Node, target: Target, why: TargetError | None) -> None:
-        """If a node has no device for the run, have it compile for other nodes. If it cannot compile, leave the node
-        out. `why`: the error that the node raised about the requested devices; None if there was no error."""
+        """If a node has no device for the run, have it compile for other nodes. If the node cannot compile, leave the
+        node out. `why`: the error that the node raised about the requested devices; None if there was no error."""
         if why is None and node.discovery.target == target:
             return
         lacks = str(why) if target.kind == "c" else ""  # the node has no g++
@@ -433,7 +426,7 @@ class ClusterMachine:
         return installed_versions()
 
     def hints(self, measuring: int) -> CompileHints:
-        """Return the scheduler's hints. The hints keep no cores free for measuring, because each node does that."""
+        """Return the scheduler's hints. The hints reserve no cores, because each node reserves its own cores."""
         return compile_hints(self._discovery)
 
     @property
@@ -448,7 +441,8 @@ class ClusterMachine:
         self._wake()
 
     async def _everywhere(self, ask: Callable[[Node], Awaitable[None]]) -> None:
-        """Call `ask` for all living nodes at once. Of several errors, raise the error of the first node by name."""
+        """Call `ask` for all living nodes at once. Of several errors, raise the error of the node whose name sorts
+        first."""
         errors: dict[str, Exception] = {}
 
         async def ask_node(node: Node) -> None:

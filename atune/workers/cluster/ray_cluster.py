@@ -329,7 +329,7 @@ async def _started(ray: Any, node: Mapping[str, Any], opening: Opening, started:
 
 
 def _differs(there: Mapping[str, str]) -> str:
-    """Return a message with the differences between a node's versions and the versions here; empty if none differ."""
+    """Return a message with the differences between a node's versions and this machine's; empty if none differ."""
     here = versions_here()
     pairs = {name: (here.get(name, "none"), there.get(name, "none")) for name in {**here, **there}}
     differences = [f"{name} {theirs} and not {ours}" for name, (ours, theirs) in pairs.items() if ours != theirs]
