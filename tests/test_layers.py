@@ -129,7 +129,7 @@ def documented() -> list[str]:
     """Return the folders of the list in docs/architecture.md, in its order."""
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
     section = page.partition("## Folders")[2].partition("\n## ")[0]
-    return [name.strip("/").replace("/", ".") for name in re.findall(r"^\d+\. `([\w/]+/)`: .+", section, re.MULTILINE)]
+    return [name.strip("/").replace("/", ".") for name in re.findall(r"^\d+\. `([\w/]+/)`:? .+", section, re.MULTILINE)]
 
 
 def test_the_architecture_lists_every_folder() -> None:
