@@ -1,4 +1,4 @@
-"""Measure kernels that nobody trusts, by the reference, the inputs and the default configuration of a trusted task."""
+"""Measure untrusted kernels with the reference, the inputs and the default configuration of a trusted task."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STATUSES: Mapping[str, Status] = {
     "lower": "compile_error", "codegen": "compile_error", "compile": "compile_error", "hopeless": "timeout",
     "out_of_memory": "out_of_memory", "refused": "refused",
 }  # fmt: skip
-"""The status for each kind of failure; ``crashed`` for the others."""
+"""The status for each kind of failure. For all other kinds, the status is ``crashed``."""
 Interval = tuple[float, float, float]
 """Low, median and high: a median with its 95 % confidence interval."""
 BATCH = 128
@@ -53,9 +53,10 @@ Program = tuple[str, str]
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """The judgement about a candidate for one problem.
 
-    `kind`, `reason`, `detail`: the failure. `speedup`: over the task's default, by rounds of the interleaved final.
-    `floor_ms`: the least latency that the device's peaks allow. `checked_calls`: timed calls, all of them checked, and
-    `fresh_inputs` whether each had new inputs. `python`, `native`: how its Python and its machine code were isolated.
+    `kind`, `reason`, `detail`: the failure. `speedup`: the latency of the task's default divided by the candidate's
+    latency; the final times both in turn. `floor_ms`: the least latency that the device's peaks allow.
+    `checked_calls`: the number of timed calls, which were all checked. `fresh_inputs`: whether each timed call had new
+    inputs. `python`, `native`: how the candidate's Python code and machine code were isolated.
     """
 
     problem: dict[str, Any]
@@ -80,7 +81,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 class MeasureResult(msgspec.Struct, frozen=True, kw_only=True):
     """The judgement about a candidate: the status for the first of `problems` that it does not pass, or ``passed``.
 
-    `digest`: SHA-256 of its text. Latency and speed-ups are geometric means over the problems, as are their bounds.
+    `digest`: SHA-256 of the candidate's text. Each latency, speed-up and bound is a geometric mean over the problems.
     """
 
     candidate: str
@@ -98,14 +99,14 @@ class MeasureResult(msgspec.Struct, frozen=True, kw_only=True):
 async def measure(
     candidate: str | os.PathLike[str], task: Workload | FileRef | str, **options: Unpack[MeasureOptions]
 ) -> MeasureResult:
-    """Check and time a kernel that nobody trusts, beside the default configuration of `task`.
+    """Check and time an untrusted kernel, next to the default configuration of `task`.
 
-    Whatever the candidate does is a status. Raises `UsageError` for mistakes of the caller and of the task.
+    A candidate's failure is only a status. Raises `UsageError` if the call is wrong, or if the task does not work.
 
     Parameters
     ----------
     candidate
-        ``"FILE.py"``, ``"FILE.py:NAME"`` or a program's text. Its kernel function gets the problem's arguments.
+        ``"FILE.py"``, ``"FILE.py:NAME"`` or a program's text. The kernel function gets the problem's arguments.
     task
         A `Workload` with a reference, or ``"FILE.py:NAME"``. It is trusted.
     {options}
@@ -117,14 +118,14 @@ async def measure(
 async def measure_many(
     candidates: Iterable[str | os.PathLike[str]], task: Workload | FileRef | str, **options: Unpack[MeasureOptions]
 ) -> list[MeasureResult]:
-    """Measure each of `candidates` like `measure`, and return the results in their order.
+    """Measure each of `candidates` as `measure` does, and return the results in the order of `candidates`.
 
     Candidates compile in parallel, and take turns on the devices. Equal texts are measured once.
 
     Parameters
     ----------
     candidates, task
-        As for `measure`.
+        Several candidates, and a task, as `measure` takes them.
     {options}
     """
     refuse_unknown("measure", options, [*MeasureOptions.__annotations__])
@@ -166,7 +167,7 @@ def _digest(program: Program) -> str:
 
 
 async def _described(work: Any, plan: RunPlan, arguments: Mapping[str, Any] | None) -> LocalMachine:
-    """Return a machine that knows the devices, and the task with its default as the baseline. Raises `UsageError`."""
+    """Return a machine that has found its devices, and that has the default of `work` as the baseline."""
     if arguments is not None:
         whole = isinstance(work, Workload)
         work = work.at(arguments) if whole else msgspec.structs.replace(work, arguments=dict(arguments))
@@ -210,7 +211,7 @@ async def _run(
 
 
 def _evaluation(index: int, result: Result, state: State, say: partial[Evaluation]) -> Evaluation:
-    """Return the judgement about a candidate of a run, made by `say`. Raises `UsageError` if nothing was checked."""
+    """Return what `say` makes of a candidate's outcome in a run. Raises `UsageError` if nothing was checked."""
     record, default, outcome = result.records[index], result.default, state.outcome(index)
     if not isinstance(outcome, CandidateMeasured) or default is None or record.timing is None:
         kind = record.kind or "lower"  # without a kind, the device lacks shared memory for it

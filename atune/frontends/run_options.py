@@ -73,7 +73,7 @@ class EngineOptions(TypedDict, total=False):
         default="all", flag="--devices", metavar="all|cpu|0,1", repeat=True, group="where",
     )]
     cluster: Annotated[Annotated[str, Meta(pattern=r"\S")] | None, option(
-        "Run on the nodes of a Ray cluster, which you give by address, or by auto so that Ray finds the cluster. "
+        "Run on the nodes of a Ray cluster: give the address of the cluster, or auto to let Ray find it. "
         "Needs ``ray``. `devices` and `CompileSettings.workers` then apply to each node.",
         must="must be auto, ray://HOST:10001 or HOST:6379", flag="--cluster", metavar="ADDRESS",
         unset="this machine alone", page="cluster.md",
@@ -161,20 +161,21 @@ class TuneOptions(RunOptions, total=False):
         unset="measure, starting with the cached winner", flag="--cached", page="cache.md", group="search",
     )]
     on_miss: Annotated[Literal["tune", "error"], option(
-        "What to do if `cached` finds no result: tune, or fail (error). ``error`` raises `CacheMiss`.",
+        "What to do if the cache has no result: ``tune``, or fail with an ``error``. ``error`` needs `cached`, and "
+        "raises `CacheMiss`.",
         default="tune", must="must be 'tune' or 'error'", flag="--on-miss", metavar="tune|error", page="cache.md",
         group="search",
     )]
     warm: Annotated["Warm", option(
-        "Start with the best configurations from an earlier journal of this kernel, or from the result cache (cache). "
-        "In Python, `warm` may also be a result or a list.",
+        "Start with the best configurations of an earlier run of this kernel: give the run's journal, or the word "
+        "``cache`` to search the result cache. In Python, `warm` may also be a result or a list.",
         flag="--warm", metavar="J", repeat=True, page="search.md#warm-start", group="search",
     )]
     # fmt: on
 
 
 class SetOptions(TuneOptions, total=False):
-    """Options of a set's run. An option of `tune` applies to each problem of the set."""
+    """Options of a run of a set. The options of `tune` apply to each problem of the set."""
 
     # fmt: off
     journal: Annotated[str | os.PathLike[str] | None, option(
@@ -190,7 +191,7 @@ class MeasureOptions(TypedDict, total=False):
 
     # fmt: off
     problems: Annotated["Problems | Given | str | os.PathLike[str] | None", option(
-        "The problems to judge on: `Problems`, a list of dictionaries, or a file.",
+        "The problems to measure: `Problems`, a list of dictionaries, or a file.",
         flag="--problems", metavar="FILE", unset="the task's own",
     )]
     allow: Annotated[Sequence[str], option(
