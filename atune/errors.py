@@ -52,8 +52,8 @@ MESSAGE_CHARACTERS = 500
 DETAIL_CHARACTERS = 4000
 """Largest number of characters that atune keeps of a candidate's traceback or output."""
 _CHECK = re.compile(r"Check failed: .*?(?: is false:|\(.*? vs\. .*?\) ?:) *(?=\S+ )")
-"""The start of TVM's message about a failed check, which is removed if a sentence follows that explains the failure.
-If only a value follows, which is a single word, the start of the message is kept."""
+"""The start of TVM's message about a failed check. If a sentence follows, which explains the failure, atune removes the
+start. If only a word follows, which is a value, atune keeps the start."""
 _NO_SENTENCE = re.compile(
     r"[\s|^~-]*$"  # a caret, alone or in a margin
     r"|\s*\d* \| |\s*-->"  # a line of source in a diagnostic, and its place
@@ -93,7 +93,7 @@ T = TypeVar("T")
 asking: dict[int, tuple[float, Callable[[BaseException], BaseException]] | None] = {}
 """For each thread that runs a user's function: the start time (monotonic), and the argument `raised` of `asked`."""
 _PASSING = frozenset({"KeyboardInterrupt", "CancelledError", "Cancelled", "GeneratorExit"})
-"""Exceptions that interrupt the user's function. They do not mean that the function has an error."""
+"""Exceptions that interrupt the user's function, and that are not errors of the function."""
 
 
 def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseException], *, passes: bool = True) -> T:
@@ -216,7 +216,7 @@ class WorkerTimeout(WorkerError):
     def __init__(self, message: str, detail: str = "", *, starved: bool = False) -> None:
         super().__init__(message, detail)
         self.starved = starved
-        """Whether the job might have met the deadline with more CPU time, because the machine was busy."""
+        """Whether the machine was so busy that the job got too little CPU time to meet its deadline."""
 
 
 class WorkerLost(WorkerError):
@@ -285,7 +285,7 @@ class CacheMiss(AtuneError):
 
 
 def calling() -> tuple[FrameType, int]:
-    """Return the frame of the user's code that called atune, and the number of levels between it and the caller."""
+    """Return the frame of the user's code that called atune, and the number of levels from the caller to this frame."""
     own = ("atune", "functools")  # functools calls cached properties
     frame, level = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:

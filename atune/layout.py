@@ -51,7 +51,7 @@ def fragments(*own: str) -> tuple[str, ...]:
 def loops(*widths: int) -> tuple[str, ...]:
     """Return an axis for `parallel`: the compiler's layout, and a layout for each width. The default is 1, 2, 4 and 8.
 
-    A width is the number of neighbouring elements that a thread takes. Raises `SpaceError` if it is not a power of 2.
+    A width is a number of neighbouring elements per thread. Raises `SpaceError` if a width is not a power of 2.
     """
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1 or width & (width - 1):

@@ -101,7 +101,7 @@ async def measure(
 ) -> MeasureResult:
     """Check and time an untrusted kernel, next to the default configuration of `task`.
 
-    A candidate's failure is only a status. Raises `UsageError` if the call is wrong, or if the task does not work.
+    If the candidate fails, the status says how. Raises `UsageError` if the call is wrong, or if the task does not work.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def _digest(program: Program) -> str:
 
 
 async def _described(work: Any, plan: RunPlan, arguments: Mapping[str, Any] | None) -> LocalMachine:
-    """Return a machine that has found its devices, and that has the default of `work` as the baseline."""
+    """Return a machine for `work`, with the default as the baseline. Raises `UsageError` if there is no default."""
     if arguments is not None:
         whole = isinstance(work, Workload)
         work = work.at(arguments) if whole else msgspec.structs.replace(work, arguments=dict(arguments))
@@ -211,7 +211,7 @@ async def _run(
 
 
 def _evaluation(index: int, result: Result, state: State, say: partial[Evaluation]) -> Evaluation:
-    """Return what `say` makes of a candidate's outcome in a run. Raises `UsageError` if nothing was checked."""
+    """Return the evaluation of a candidate, which `say` creates. Raises `UsageError` if nothing was checked."""
     record, default, outcome = result.records[index], result.default, state.outcome(index)
     if not isinstance(outcome, CandidateMeasured) or default is None or record.timing is None:
         kind = record.kind or "lower"  # without a kind, the device lacks shared memory for it

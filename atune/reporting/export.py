@@ -1,4 +1,4 @@
-"""Render all records of a run as rows (for the page, the screen, CSV or JSON), or a single record in full."""
+"""Render the records of a run: all records as rows (for the page, the screen, CSV or JSON), or a record in full."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _fields(part: object, *names: str) -> dict[str, Any]:
 
 
 def _times_winner(result: Result, record: Record, final: dict[int, float], first: dict[int, float]) -> float | None:
-    """Return a record's latency divided by the winner's. Both are final timings, or both are first timings."""
+    """Return a record's latency divided by the winner's latency. Both are final timings, or both first timings."""
     credited, best = record.credited, result.best_index
     timed = final if credited in final else first
     if best is None or credited not in timed:

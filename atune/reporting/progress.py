@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Number of candidates that the budget allows. If more candidates have an outcome, the number of outcomes."""
+        """The larger of two numbers: the candidates that the budget allows, and the candidates with an outcome."""
         allowed = self._budget.most(self.state.total) or self.state.total
         return min(self.state.total, max(allowed, self.state.settled))
 
@@ -130,7 +130,7 @@ class Progress:
             self._write(f"[{duration(self._mono)}{left}] {text}")
 
     def _write(self, text: str, stays: bool = False) -> None:
-        """Write a line. On a terminal, a line has up to `LINES` rows, and unless it `stays`, the next replaces it."""
+        """Write a line. A terminal shows up to `LINES` rows of it. If `stays` is false, the next line replaces it."""
         text = shown(text)
         lines = [f"atune: {text}\n"]
         if self._on_terminal:

@@ -25,13 +25,13 @@ from atune.reporting.progress import duration
 from atune.reporting.summary import MOST_GROUPS, PRUNED, FailureGroup, failure_groups, headline, summary, summary_text
 
 DETAIL, LINE = 4000, 300
-"""The largest number of characters in a compiler's or device's output, and in a line about a candidate's failure."""
+"""The limits, in characters, for a compiler's or device's output, and for a line about a candidate's failure."""
 SOURCE = 100_000
 """The largest number of characters of the winner's source on the page."""
 MOST_PAGE_BYTES = 2_000_000
 """The size limit of a page. A larger page omits its slowest candidates, and if that is not enough, all plots."""
 ON_PAGE, IN_TEXT, CHARACTERS = 3000, 300, 200_000
-"""The limits of a page: candidates with plots, candidates in the plain text, and characters in the plain text."""
+"""The limits of a page: candidates in the data, candidates in the plain text, and characters in the plain text."""
 SPANS = 3000
 """The largest number of spans that the timeline draws. If a run has more spans, only the longest are drawn."""
 PAGE_FIELDS = (

@@ -121,7 +121,7 @@ def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
 
 
 def set_report(folder: Path) -> str:
-    """Return the page for a set. Raises `UsageError` if `folder` is no set, `JournalError` if the set is damaged."""
+    """Return the page for a set. Raises `UsageError` if `folder` has no set, `JournalError` if a journal is damaged."""
     return set_page(tuned_problems(folder), folder)
 
 

@@ -26,7 +26,7 @@ MAX_REGRET = 0.03
 
 HEADS = ("problem", "before ms", "after ms", "ratio (95 %)", "", "winner")
 LEVEL = 0.975
-"""The confidence level of a median's interval. Two intervals of this level hold together at 95 % (Bonferroni)."""
+"""The confidence level of a median's interval. Two such intervals together have 95 % confidence (Bonferroni)."""
 
 Part = Result | str | os.PathLike[str]
 Results = Part | Iterable["Part | TunedProblem"]
@@ -106,7 +106,7 @@ def _finalists(result: Result) -> list[Record]:
 
 
 def _contenders(result: Result) -> Sequence[Record]:
-    """Return the records that may win. The outputs of a baseline may be unchecked, so it is included only if it won."""
+    """Return the records that may win. The baseline may be unchecked, so it is included only if it won."""
     return result.all_records if result.best == result.baseline else result.records
 
 
@@ -197,11 +197,11 @@ class NearestRule:
     sizes: tuple[str, ...]
     """Names of the arguments that are sizes. All other arguments must have the same values as in a tuned problem."""
     tuned: tuple[tuple[dict[str, Any], int], ...]
-    """The tuned problems, each with its winner's index in `configs`. If several are equally near, the first is used."""
+    """The tuned problems, each with its winner's index in `configs`. Among equally near problems, the first is used."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that have the same value in all problems of the workload. `pick` does not need them."""
     asks: tuple[str, ...] = ()
-    """Names of the sizes that functions of the space take. If there are any, `pick` needs `space` for new problems."""
+    """Names of sizes that functions of the space take. Unless empty, `pick` needs the space for new problems."""
     space: Space | None = field(default=None, repr=False)
     """The space in which `pick` looks a configuration up, or None."""
     regret: float | None = None
@@ -367,7 +367,7 @@ def compare(before: Results, after: Results, *, fail_over: float = 0.02) -> Comp
 
 
 def _latest(source: Results) -> dict[tuple[str, str], Result]:
-    """Return the latest result of each problem, in the given order. A key is the kernel's name and the problem."""
+    """Return the latest result of each problem, in the given order. The keys are kernel names and problems."""
     latest: dict[tuple[str, str], Result] = {}
     for result in results_of(source):
         key = result.header.workload, config_key(result.header.arguments)

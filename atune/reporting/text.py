@@ -67,7 +67,7 @@ def printed(text: str) -> str:
 
 
 def plain(lines: Iterable[Line]) -> str:
-    """Return `lines` as text without styles, which suits a file."""
+    """Return `lines` as text without styles, for example for a file."""
     return "\n".join(shown(line.text) for line in lines)
 
 

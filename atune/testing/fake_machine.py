@@ -1,4 +1,4 @@
-"""A fake `Machine`, which starts no processes, follows a script and records all calls, and a virtual clock for it."""
+"""A fake `Machine` and its virtual clock. The machine follows a script, records all calls and starts no process."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def _timing(latency_ms: float, samples: int) -> Timing:
 
 
 SETTLE = 24
-"""All tasks are taken to wait for the clock if none begins to sleep in this number of turns of the event loop."""
+"""If no task begins to sleep in this number of turns of the event loop, the clock assumes that all tasks wait."""
 
 
 class FakeClock:

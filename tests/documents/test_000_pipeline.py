@@ -122,7 +122,7 @@ def test_a7_each_configuration_of_a_library_has_its_own_kernel(run: Any) -> None
 @pytest.mark.anyio
 @pytest.mark.parametrize("bad", [[2], [0, 5], [1, 2, 3, 4, 5]])
 async def test_a8_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
-    """A group that does not compile is split until each failing member is alone and the others compile."""
+    """A group that does not compile is split until each failing member is alone and all other members compile."""
     machine = FakeMachine(6, Script(fails=dict.fromkeys(bad, "compile")), workers=2)
     run = await finish(machine, compile=CompileSettings(group_size=6))
     assert sorted((e.index, e.kind) for e in run.of(events.BuildFailed)) == [(index, "compile") for index in bad]
@@ -136,7 +136,7 @@ def test_a9_kernels_of_one_library_have_names_of_their_own(run: Any) -> None:
 
 
 def test_a10_a_configuration_that_cannot_be_elaborated_fails_alone(run: Any) -> None:
-    """If the kernel function fails for one configuration, the others are compiled and measured."""
+    """If the kernel function fails for a configuration, all other configurations are compiled and measured."""
     assert [(e.index, e.kind) for e in of(run, events.BuildFailed)] == [(3, "lower")] and run.tuning.measured == 2
 
 

@@ -78,7 +78,7 @@ def test_e2_compile_gives_the_tuned_kernel(tuned: SimpleNamespace) -> None:
 
 
 def test_e3_a_call_may_ask_for_the_kernel(tuned: SimpleNamespace) -> None:
-    """A call of a lazy kernel returns the compiled kernel. A call of an eager kernel returns it only on request."""
+    """A lazy kernel returns the compiled kernel. An eager kernel returns the compiled kernel only on request."""
     assert isinstance(tuned.kernel, tilelang.JITKernel) and torch.equal(tuned.kernel(tuned.A), tuned.A * 2)
     assert tuned.lazy(64, __return_kernel=True) is tuned.kernel is tuned.lazy(64, __return_kernel=False)
     found = tuned.eager(tuned.A, __return_kernel=True)

@@ -262,7 +262,7 @@ def test_d18_presets_and_options() -> None:
 
 
 def test_d19_setup_check_and_launch_arguments(tuned: Any) -> None:
-    """Your functions set up inputs and check outputs. The tuning may use other arguments than a launch."""
+    """Functions of yours set up inputs, choose the arguments to tune on, and check outputs."""
     result = tuned(shift, setup=ones, check=all_ones).tune(torch.randn(64))
     assert result.measured == 2
     for wrong in ({"check": all_ones}, {"reference": doubled}):

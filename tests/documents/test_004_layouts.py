@@ -93,14 +93,14 @@ def test_l1_explain_shows_the_layout_that_inference_chose(inferred: Lowered) -> 
 
 
 def test_l2_three_fragments_have_four_slots_a_thread(inferred: Lowered) -> None:
-    """Threads that all hold a fragment share the loop over the fragment: each thread does 4 iterations, not 512."""
+    """Threads that all hold a fragment share the loop over it: each thread does 4 iterations instead of 512."""
     slots = dict(re.findall(r"float (\w+_frag)\[(\d+)\];", source_of(inferred)))
     assert slots == {"S_frag": "4", "A_frag": "4", "B_frag": "4"}
     assert re.search(r"__launch_bounds__\(128\b", source_of(inferred))
 
 
 def test_l3_repeated_work_is_counted_before_a_kernel_runs(replicated: Lowered) -> None:
-    """If all threads do the same work under a layout, lowering finds this layout, and counts the repeated work."""
+    """Lowering finds loops whose work is repeated by all threads, and counts the repeated iterations."""
     found = [(loop.slots, loop.redundant, loop.replication) for loop in layouts_in(replicated).loops]
     assert found == [(512, 508, 128)] * 2
 
@@ -170,14 +170,14 @@ def test_l8_a_layout_that_contains_another_is_passed_over() -> None:
 
 
 def test_l9_where_none_contains_the_other_the_least_work_decides() -> None:
-    """If no layout is rejected in this way, the layout with the least redundant work is preferred."""
+    """Among the layouts that are not rejected, the layout with the least redundant work is preferred."""
     assert better(1, model.REDUNDANT, OWN, OTHER, own=0) and better(0, model.REDUNDANT, THIN, REPEATED)
     for other in (layouts(range(4), 16, loops=2), LONGER):  # other loops are compared by work alone
         assert chosen(other, ONE).rejected[0].why == model.REDUNDANT
 
 
 def test_l10_where_work_is_equal_registers_accesses_and_the_compiler_decide() -> None:
-    """Among layouts with equal work, fewer registers decide, then wider accesses, then the compiler's own layout."""
+    """Among layouts with equal work, fewer registers decide, then wider accesses, then the compiler's choice."""
     assert better(1, model.REGISTERS, MANY, ONE, own=0) and better(1, model.NARROW, THIN, WIDE, own=0)
     assert better(1, model.TIED, ONE, OTHER, own=1) and better(0, model.TIED, ONE, OTHER)
     fragments = (FragmentFacts("a", "float16", (64,), 3), FragmentFacts("b", "bool", (4,), 4))
