@@ -81,8 +81,8 @@ class EngineOptions(TypedDict, total=False):
     )]
     budget: Annotated[int | str | Budget | None, option(
         "Stop after N candidates, a share of the space, or a time (90s, 2m, 1h). If you give several limits (40,90s), "
-        "the run stops at the first limit that it reaches. ``auto`` stops if eight candidates in a row gain less than "
-        "2 %. None tries the whole space. All parts of a resumed run share the budget.",
+        "the run stops at the first limit that it reaches. ``auto`` stops if none of the last eight candidates was 2 % "
+        "faster than the best before. None tries the whole space. All parts of a resumed run share the budget.",
         check=lambda where, value: Budget.parse(value),
         flag="--budget", metavar="N|10%|90s|auto", unset="all", page="search.md#budgets", group="search",
     )]

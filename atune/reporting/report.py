@@ -1,4 +1,4 @@
-"""The report page: an HTML file with a journal's data and a script that draws the data. It needs no other file."""
+"""The report page: an HTML file with a journal's data and a script that draws the data. No other file is needed."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def measured_on(devices: Sequence[DeviceInfo]) -> str:
 def _failures(result: Result) -> dict[str, Any]:
     """Return the part of the page that shows failures, grouped by reason. The largest group comes first."""
     groups = failure_groups(result.records)
-    text = "Each line is a reason, the most frequent first, with an example and the compiler's or the device's output."
+    text = "Each line gives a reason, an example, and the compiler or device output. The most frequent reason is first."
     if len(groups) > MOST_GROUPS:
         text += f" The journal has {len(groups) - MOST_GROUPS:,} more reasons."
     return {"kind": "failures", "id": "failures", "title": "Failures and pruned candidates", "text": text,

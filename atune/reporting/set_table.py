@@ -138,7 +138,7 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
             "id": "all",
             "name": "problems",
             "title": "Problems",
-            "text": "A ratio above 1 means that the winner is faster.",
+            "text": "A ratio above 1 means that the winner is faster than the default or the reference.",
             "columns": [{"title": name, "decimals": decimals, "whole": True} for name, decimals in COLUMNS.items()],
             "rows": [_row(row) for row in rows],
         },

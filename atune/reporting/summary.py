@@ -435,7 +435,7 @@ def _over(final: Ratio | None, first: float | None) -> Ratio | None:
 
 
 def comparison(ratio: Ratio, than: str) -> str:
-    """Return text that compares the winner with `than`, such as ``the reference``. A ratio above 1 means faster."""
+    """Compare the winner with `than`, such as ``the reference``, as text. Ratios above 1 mean a faster winner."""
     low, middle, high = ratio
     if abs(middle - 1) < CLOSE:
         return f"as fast as {than}"
