@@ -9,7 +9,7 @@ from atune.workers.terminal import end_at_once
 
 
 def main() -> int:
-    """Run the command that this process's arguments give, and return its exit status."""
+    """Run the command in the arguments of this process, and return the exit status of the command."""
     signal.signal(signal.SIGINT, end_at_once)
     from atune.frontends.cli.main import main as run  # a slow import, during which Ctrl-C must work already
 

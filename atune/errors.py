@@ -1,8 +1,8 @@
 """The exceptions that atune raises to its callers.
 
 A candidate's failure is never raised: it is recorded as a `Failure`. `UsageError` and its subclasses mean that the
-caller made a mistake, so fix the call; nothing was lost. `WorkerError` and `MachineError` mean that a worker or the
-machine broke down.
+caller made a mistake and has to fix the call; nothing was lost. `WorkerError` and `MachineError` mean that a worker or
+the machine broke down.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ MESSAGE_CHARACTERS = 500
 DETAIL_CHARACTERS = 4000
 """Largest number of characters that atune keeps of a candidate's traceback or output."""
 _CHECK = re.compile(r"Check failed: .*?(?: is false:|\(.*? vs\. .*?\) ?:) *(?=\S+ )")
-"""The prefix of TVM's message about a failed check. If a sentence follows that explains the failure, the prefix is
-removed. If a single word follows, which is a value, the prefix is kept."""
+"""The start of TVM's message about a failed check. If a sentence follows, which explains the failure, atune removes the
+start. If only a word follows, which is a value, atune keeps the start."""
 _NO_SENTENCE = re.compile(
     r"[\s|^~-]*$"  # a caret, alone or in a margin
     r"|\s*\d* \| |\s*-->"  # a line of source in a diagnostic, and its place
@@ -91,16 +91,16 @@ def name_and_message(error: BaseException) -> str:
 
 T = TypeVar("T")
 asking: dict[int, tuple[float, Callable[[BaseException], BaseException]] | None] = {}
-"""The user's function that each thread runs now: its start on the monotonic clock, and the `raised` of `asked`."""
+"""For each thread that runs a user's function: the start time (monotonic), and the argument `raised` of `asked`."""
 _PASSING = frozenset({"KeyboardInterrupt", "CancelledError", "Cancelled", "GeneratorExit"})
-"""Exceptions that interrupt the user's function and do not mean that the function has an error."""
+"""Exceptions that interrupt the user's function, and that are not errors of the function."""
 
 
 def asked(question: Callable[[], T], raised: Callable[[BaseException], BaseException], *, passes: bool = True) -> T:
-    """Call `question`, which runs the user's function and may test whether its answer is true. Return its result.
+    """Call `question`, which runs a user's function and may test whether its result is true. Return the result.
 
-    `raised` converts an exception of that function into the error to raise. If `passes` is true, an interrupt or a
-    cancellation propagates unchanged, except in a process that ignores SIGINT, such as a worker.
+    `raised` converts an exception of the user's function into the error to raise. If `passes` is true, an interrupt or
+    a cancellation propagates unchanged, except in a process that ignores SIGINT, such as a worker.
     """
     me = threading.get_ident()
     outer, asking[me] = asking.get(me), (time.monotonic(), raised)
@@ -216,7 +216,7 @@ class WorkerTimeout(WorkerError):
     def __init__(self, message: str, detail: str = "", *, starved: bool = False) -> None:
         super().__init__(message, detail)
         self.starved = starved
-        """Whether the job got so little CPU time, because the machine was busy, that the job itself may be fast."""
+        """Whether the machine was so busy that the job got too little CPU time to meet its deadline."""
 
 
 class WorkerLost(WorkerError):
@@ -225,7 +225,7 @@ class WorkerLost(WorkerError):
     def __init__(self, message: str, detail: str = "", *, outside: bool = False) -> None:
         super().__init__(message, detail)
         self.outside = outside
-        """Whether the job is not to blame, because faulty code does not cause the signal, such as SIGKILL."""
+        """Whether something else killed the process, with a signal that faulty code cannot cause, such as SIGKILL."""
 
 
 class ServerLost(WorkerLost):
@@ -281,11 +281,11 @@ class CompileFailed(AtuneError):
 
 
 class CacheMiss(AtuneError):
-    """A call or a workload has no known result, and `on_miss="error"` forbids tuning. Tune it, or ship a result."""
+    """A call or a workload has no known result, and `on_miss="error"` forbids tuning. Tune first, or ship a result."""
 
 
 def calling() -> tuple[FrameType, int]:
-    """Return the user's frame that called atune, and how many levels that frame is above the caller's frame."""
+    """Return the frame of the user's code that called atune, and the number of levels from the caller to this frame."""
     own = ("atune", "functools")  # functools calls cached properties
     frame, level = sys._getframe(2), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:

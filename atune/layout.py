@@ -1,4 +1,4 @@
-"""Layouts as axes of a space: the space lists the layouts to try, and the kernel applies the layout that it is given.
+"""Layouts as axes of a space: the space lists the layouts to try, and the kernel applies the layout that it gets.
 
     from atune import layout
 
@@ -51,7 +51,7 @@ def fragments(*own: str) -> tuple[str, ...]:
 def loops(*widths: int) -> tuple[str, ...]:
     """Return an axis for `parallel`: the compiler's layout, and a layout for each width. The default is 1, 2, 4 and 8.
 
-    A width is the number of neighbouring elements that a thread takes. Raises `SpaceError` if a width is no power of 2.
+    A width is a number of neighbouring elements per thread. Raises `SpaceError` if a width is not a power of 2.
     """
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, int) or width < 1 or width & (width - 1):
@@ -90,7 +90,7 @@ def loop(how: str, *extents: int, threads: int) -> Any:
 
     The last extent is the length of a row, and the product of the other extents is the number of rows. `how` gives the
     width of the vectors into which a row is divided. As many threads as possible evenly share the vectors of a row, and
-    the other threads take other rows. Raises `ValueError` in the same cases as `parallel`.
+    all other threads take other rows. Raises `ValueError` in the same cases as `parallel`.
     """
     if how == COMPILER:
         return None

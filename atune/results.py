@@ -1,4 +1,4 @@
-"""The classes of a result, `merge`, which merges several journals into one result, and `save_bundle`."""
+"""The classes of a result, and the functions `merge` (several journals become one result) and `save_bundle`."""
 
 from atune.frontends.measure import Evaluation, MeasureResult
 from atune.frontends.save_bundle import save_bundle

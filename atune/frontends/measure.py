@@ -100,7 +100,7 @@ class MeasureResult(msgspec.Struct, frozen=True, kw_only=True):
 async def measure(
     candidate: str | os.PathLike[str], task: Workload | FileRef | str, **options: Unpack[MeasureOptions]
 ) -> MeasureResult:
-    """Check and time a kernel that nobody trusts, beside the default configuration of `task`.
+    """Check and time an untrusted kernel, next to the default configuration of `task`.
 
     If the candidate fails, the result's status says how. Raises `UsageError` for invalid arguments or a broken task.
 
@@ -126,7 +126,7 @@ async def measure_many(
     Parameters
     ----------
     candidates, task
-        As for `measure`.
+        Several candidates, and a task, as `measure` takes them.
     {options}
     """
     refuse_unknown("measure", options, [*MeasureOptions.__annotations__])

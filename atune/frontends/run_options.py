@@ -73,7 +73,7 @@ class EngineOptions(TypedDict, total=False):
         default="all", flag="--devices", metavar="all|cpu|0,1", repeat=True, group="where",
     )]
     cluster: Annotated[Annotated[str, Meta(pattern=r"\S")] | None, option(
-        "Run on the nodes of a Ray cluster, which you give by address, or by auto so that Ray finds the cluster. "
+        "Run on the nodes of a Ray cluster: give the address of the cluster, or auto to let Ray find it. "
         "Needs ``ray``. `devices` and `CompileSettings.workers` then apply to each node.",
         must="must be auto, ray://HOST:10001 or HOST:6379", flag="--cluster", metavar="ADDRESS",
         unset="this machine alone", page="cluster.md",
@@ -81,8 +81,8 @@ class EngineOptions(TypedDict, total=False):
     )]
     budget: Annotated[int | str | Budget | None, option(
         "Stop after N candidates, a share of the space, or a time (90s, 2m, 1h). If you give several limits (40,90s), "
-        "the run stops at the first limit that it reaches. ``auto`` stops if eight candidates in a row gain less than "
-        "2 %. None tries the whole space. All parts of a resumed run share the budget.",
+        "the run stops at the first limit that it reaches. ``auto`` stops if none of the last eight candidates was 2 % "
+        "faster than the best before. None tries the whole space. All parts of a resumed run share the budget.",
         check=lambda where, value: Budget.parse(value),
         flag="--budget", metavar="N|10%|90s|auto", unset="all", page="search.md#budgets", group="search",
     )]
@@ -190,7 +190,7 @@ class MeasureOptions(TypedDict, total=False):
 
     # fmt: off
     problems: Annotated["Problems | Given | str | os.PathLike[str] | None", option(
-        "The problems to judge on: `Problems`, a list of dictionaries, or a file.",
+        "The problems to measure: `Problems`, a list of dictionaries, or a file.",
         flag="--problems", metavar="FILE", unset="the task's own",
     )]
     allow: Annotated[Sequence[str], option(

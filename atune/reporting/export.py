@@ -1,4 +1,4 @@
-"""Render all records as rows for the page, the screen, CSV or JSON, or a single record in full as text or JSON."""
+"""Render the records of a run: all records as rows (for the page, the screen, CSV or JSON), or a record in full."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[s
 
 
 def _fields(part: object, *names: str) -> dict[str, Any]:
-    """Return some fields of a part of a record, by name. If the part is unknown, the values are None."""
+    """Return the fields `names` of `part`, which is a part of a record. If `part` is None, the values are None."""
     return {name: getattr(part, name, None) for name in names}
 
 
 def _times_winner(result: Result, record: Record, final: dict[int, float], first: dict[int, float]) -> float | None:
-    """Return a record's latency divided by the winner's. Both latencies are from the final, or from first timings."""
+    """Return a record's latency divided by the winner's latency. Both are final timings, or both first timings."""
     credited, best = record.credited, result.best_index
     timed = final if credited in final else first
     if best is None or credited not in timed:
@@ -90,7 +90,7 @@ def _times_winner(result: Result, record: Record, final: dict[int, float], first
 
 
 def occupancy(record: Record, arch: str) -> Occupancy | None:
-    """Return how many blocks of a candidate fit on a multiprocessor of `arch`, and what limits the number, if known."""
+    """Return how many blocks of a candidate fit on a multiprocessor, and the limiting resource. None if unknown."""
     facts, machine = record.facts, record.machine
     if facts is None or machine is None or not facts.threads:
         return None
@@ -114,8 +114,7 @@ def _safe(value: Any) -> Any:
 def table(result: Result, most: int | None = None) -> str:
     """Return the records as a table of text. A note in each row says, for example, winner, default, tie or failed.
 
-    The rows are ordered by `ranking`, because final timings and first timings cannot be compared. `most`: the largest
-    number of rows.
+    `ranking` gives the order of the rows. `most`: the largest number of rows.
     """
     records = ranking(result)[:most]
     lines = [("latency ms", "spread", "index", "config", "note")]
@@ -183,7 +182,7 @@ DEFAULTS = "the kernel's defaults"
 """Text for an empty configuration."""
 Facts = list[tuple[str, str]]
 REPEATED = 2.0
-"""atune warns about a loop if each thread does at least this multiple of an even share of the iterations."""
+"""atune warns about a loop if each thread does at least this many times its even share of the iterations."""
 
 
 def facts_of(record: Record, arch: str, records: Sequence[Record] = ()) -> Facts:
@@ -254,12 +253,12 @@ def record_data(record: Record, arch: str, result: Result | None = None) -> dict
 
 
 def _first(result: Result, record: Record) -> Measurement | None:
-    """Return the first measurement of a record's code."""
+    """Return the first measurement of the code that the record's candidate compiles to."""
     return next((timed for timed in result.measurements if timed.index == record.credited), None)
 
 
 def record_lines(record: Record, arch: str, result: Result | None = None) -> list[str]:
-    """Return the lines for a record, which are safe to print. `result`: if given, the lines also tell the outcome."""
+    """Return the lines for a record, which are safe to print. If `result` is given, the lines include the outcome."""
     config = ("config", describe_config(record.config) or DEFAULTS)
     if result is None:
         return _lines([config, ("target", arch or "c"), *facts_of(record, arch)])

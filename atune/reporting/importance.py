@@ -19,7 +19,7 @@ from atune.journal.result import Result
 from atune.model.candidate import Config, key_of
 
 LEAST_POINTS = 20
-"""The smallest number of candidates for an answer. An answer also needs two candidates per free level of the model."""
+"""The smallest number of candidates for a fit. A fit also needs two candidates for each free level of the model."""
 SWEEPS, CONVERGED = 100, 1e-5
 """The fit ends after `SWEEPS` sweeps, or when no log latency changes by more than `CONVERGED`."""
 WORTH = 0.05
@@ -32,7 +32,7 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
     """The shares of the log latency's variance that the axes explain."""
 
     shares: dict[str, float]
-    """The share of each axis, the largest first. An axis with a single value is left out."""
+    """The share of each axis, sorted from the largest share to the smallest. An axis with one value is left out."""
     unexplained: float
     """The share that no axis explains by itself, because it is due to combinations of axes, or to noise."""
     candidates: int
@@ -50,7 +50,7 @@ class Importance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def axis_importance(result: Result) -> Importance | None:
-    """Compute the importance of axes from first timings. A duplicate counts too. None if there are too few timings."""
+    """Compute the importance of axes from first timings. Duplicates are included. None if there are too few timings."""
     known = {m.index: m.timing.latency_ms for m in result.measurements}
     return importance_of([(r.config, known[r.credited]) for r in result.records if r.credited in known])
 
@@ -90,7 +90,7 @@ def _additive(
 ) -> tuple[dict[str, list[float]], list[float]]:
     """Return a level for each value of each axis, and the residuals. The sums of levels approximate `values`.
 
-    The method is backfitting (Breiman and Friedman 1985): in turn, the levels of each axis become the means of what the
+    The method is backfitting (Breiman and Friedman 1985): axis by axis, the levels become the means of what the
     other axes leave unexplained.
     """
     effects, left = {name: [0.0] * len(values) for name in axes}, list(values)

@@ -26,11 +26,11 @@ DETAILS = frozenset({
     "candidate_proposed", "candidate_lowered", "candidate_pruned", "artifact_built", "benchmark_started",
     "space_surveyed",
 })  # fmt: skip
-"""`WARNINGS` are events that are logged as warnings. `DETAILS` are logged as debug, and all other events as info."""
+"""Events in `WARNINGS` are logged as warnings, events in `DETAILS` as debug, and all other events as info."""
 LONG_FIELDS = ("timing", "entries", "reference", "kernel")
 """Long fields, such as samples, that are logged in a separate debug entry."""
 SHARED_FIELDS = ("run", "workload", "seq", "time", "index", "config")
-"""Fields that both the event's main entry and the separate debug entry have."""
+"""Fields that are logged in the main entry of an event, and again in the separate debug entry."""
 HIDDEN_FIELDS = ("seq", "mono", "detail")
 """Fields that the log on a terminal omits."""
 
@@ -59,10 +59,10 @@ def event_log(log: Log | None) -> LogEvent:
     ``message`` is called ``text`` in the entry. Each entry also has ``run`` and ``workload``, and if the event is about
     a candidate, the candidate's ``config``. If the candidate was measured, became the best so far, or won, the entry
     has the candidate's ``latency_ms`` and ``spread``. The samples are in a separate debug entry, whose name ends with
-    ``_details``. Losses and failures are logged as warnings, the steps of single candidates as debug, and other events
-    as info. A record of `logging` has the fields both in its message and as the dict ``record.atune``.
+    ``_details``. Failures and lost devices are logged as warnings, each step of a candidate as debug, and other events
+    as info. A `logging` record has the fields both in its message and as the dict ``record.atune``.
 
-    `log`: a logger, which decides what to show. None means the program's structlog if the program configured structlog.
+    `log`: a logger, which decides what is shown. None means structlog's logger if the program configured structlog.
     With None, an error in the logger causes only a warning. Raises `UsageError` for anything that is not a logger.
     """
     if unasked := log is None:  # without importing structlog, a program cannot have configured it
@@ -135,7 +135,7 @@ def _writer(log: Any) -> Callable[[str, str, dict[str, Any]], None]:
 
 
 def _fields(event: Event, state: State, run: str) -> dict[str, Any]:
-    """Return an event's fields as data, together with fields about the event's run and candidate."""
+    """Return the fields of an event as data, with additional fields about the run and the candidate."""
     header = header_in(state)
     run = run.removesuffix(".jsonl") or f"{header.workload}-{header.time}"
     fields: dict[str, Any] = {"run": run, "workload": header.workload, **msgspec.to_builtins(event)}
@@ -155,7 +155,7 @@ def _fields(event: Event, state: State, run: str) -> dict[str, Any]:
 
 
 def _shown(logger: object, method: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an entry that a terminal shows. Empty fields and `HIDDEN_FIELDS` are left out."""
+    """Return an entry without the fields that a terminal does not show: empty fields and `HIDDEN_FIELDS`."""
     import structlog
 
     if entry["event"].endswith("_details"):

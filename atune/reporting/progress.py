@@ -21,8 +21,8 @@ class Progress:
     """A context manager that shows a run's progress from the events that you pass to `on_event`.
 
     `stream`: the stream to write to (default: stderr). `budget`: the budget from which totals and the time left are
-    computed (default: the budget in the run's header). `since`: a time in seconds since 1970. Earlier events are
-    counted, but not shown. `seldom`: show a line after 5 s and then a line per minute, as nobody asked for progress.
+    computed (default: the budget in the run's header). `since`: a time in seconds since 1970. Events before this
+    time are counted, but not shown. `seldom`: show a line after 5 s and then a line per minute.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def total(self) -> int:
-        """Number of candidates that the budget allows, or the number of candidates with an outcome if it is larger."""
+        """The larger of two numbers: the candidates that the budget allows, and the candidates with an outcome."""
         allowed = self._budget.most(self.state.total) or self.state.total
         return min(self.state.total, max(allowed, self.state.settled))
 
@@ -93,7 +93,7 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the run probably ends, if lowering is half of the work. None if it is too early to tell."""
+        """Estimated seconds until the run ends, if lowering takes half of the time. None if it is too early to tell."""
         ends: list[float] = []
         work = 2 * max(self.total, 1)
         done = min(self.state.lowered, self.total) + self.state.settled
@@ -107,7 +107,7 @@ class Progress:
 
     @property
     def best(self) -> str:
-        """A text with the best configuration so far and its first timing. Empty while nothing is measured."""
+        """A text with the best configuration so far and its first timing. Empty until a candidate is measured."""
         if self.state.best is None:
             return ""
         index, latency_ms = self.state.best
@@ -130,7 +130,7 @@ class Progress:
             self._write(f"[{duration(self._mono)}{left}] {text}")
 
     def _write(self, text: str, stays: bool = False) -> None:
-        """Write a line. A terminal shows up to `LINES` rows, which the next line replaces, unless the line `stays`."""
+        """Write a line. A terminal shows up to `LINES` rows of it. If `stays` is false, the next line replaces it."""
         text = shown(text)
         lines = [f"atune: {text}\n"]
         if self._on_terminal:
@@ -141,9 +141,9 @@ class Progress:
 
 
 INTERVAL_S, SELDOM_S = 5.0, 60.0
-"""Seconds between two lines on a stream that is not a terminal. `SELDOM_S` applies if nobody asked for progress."""
+"""Seconds between two lines on a stream that is not a terminal. If nobody asked for progress, `SELDOM_S` applies."""
 _ON_SCREEN = threading.Lock()
-"""The lock of the run whose progress the terminal shows. Other runs show no progress, to keep lines apart."""
+"""The lock of the run whose progress the terminal shows. Other runs show no progress, so that lines do not mix."""
 SHOWN_AT_ONCE = (FinalStarted, FinalOrdered, RunFinished, RunInterrupted)
 _NOT_COMPILED: tuple[Status, ...] = ("duplicate", "pruned")
 """The statuses of candidates that are not compiled."""

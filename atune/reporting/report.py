@@ -1,4 +1,4 @@
-"""The report page: an HTML file with a journal's data and a script that draws it. The page needs no other file."""
+"""The report page: an HTML file with a journal's data and a script that draws the data. No other file is needed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from atune.reporting.progress import duration
 from atune.reporting.summary import MOST_GROUPS, PRUNED, FailureGroup, failure_groups, headline, summary, summary_text
 
 DETAIL, LINE = 4000, 300
-"""The largest number of characters of a compiler's or device's output, and of a line about a candidate's failure."""
+"""The limits, in characters, for a compiler's or device's output, and for a line about a candidate's failure."""
 SOURCE = 100_000
 """The largest number of characters of the winner's source on the page."""
 MOST_PAGE_BYTES = 2_000_000
-"""The size limit of a page. A larger page omits its slowest candidates. If need be, the page has only text."""
+"""The size limit of a page. A larger page omits its slowest candidates, and if that is not enough, all plots."""
 ON_PAGE, IN_TEXT, CHARACTERS = 3000, 300, 200_000
-"""The largest number of candidates on the page, of candidates in its plain text, and of characters in that text."""
+"""The limits of a page: candidates in the data, candidates in the plain text, and characters in the plain text."""
 SPANS = 3000
 """The largest number of spans that the timeline draws. If a run has more spans, only the longest are drawn."""
 PAGE_FIELDS = (
@@ -123,7 +123,7 @@ def measured_on(devices: Sequence[DeviceInfo]) -> str:
 def _failures(result: Result) -> dict[str, Any]:
     """Return the part of the page that shows failures, grouped by reason. The largest group comes first."""
     groups = failure_groups(result.records)
-    text = "Each line is a reason, the most frequent first, with an example and the compiler's or the device's output."
+    text = "Each line gives a reason, an example, and the compiler or device output. The most frequent reason is first."
     if len(groups) > MOST_GROUPS:
         text += f" The journal has {len(groups) - MOST_GROUPS:,} more reasons."
     return {"kind": "failures", "id": "failures", "title": "Failures and pruned candidates", "text": text,
@@ -216,7 +216,7 @@ def _page(content: Mapping[str, Any], plain: str, *, plots: bool) -> str:
 
 
 def _safe(value: Any) -> Any:
-    """Return data for JSON. Control characters in its strings are escaped."""
+    """Return `value` as data for JSON, in which the control characters of strings are escaped."""
     if isinstance(value, Mapping):
         return {printable(str(name)): _safe(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -227,7 +227,7 @@ def _safe(value: Any) -> Any:
 
 
 def _script(name: str) -> str:
-    """Return a script element with a library's licence and the library."""
+    """Return a script element that contains the library `name` and its licence."""
     licence = file_text(f"vendored/{name.partition('.')[0]}.LICENSE")
     return f"<script>/*\n{licence}*/\n{file_text(f'vendored/{name}.min.js')}</script>"
 

@@ -19,11 +19,11 @@ from atune.reporting.summary import failure_groups, no_winner_line, summary
 from atune.reporting.text import Line, plain
 
 COLUMNS = {"problem": None, "latency ms": None, "× default": 2, "× reference": 2, "winner": None}
-"""The columns of the table, and the number of decimals with which the page shows each column."""
+"""The columns of the table, each with the number of decimals that the page shows."""
 
 
 def row_of(row: TunedProblem) -> tuple[str, float | None, float | None, float | None, str]:
-    """Return a problem's row in the table, with a cell for each of `COLUMNS`. Without a winner, the last says why."""
+    """Return a problem's row, with a cell for each of `COLUMNS`. If there is no winner, the last cell says why."""
     result = row.result
     if result is None or result.best is None:
         return str(row.problem), None, None, None, reason_of(row)
@@ -83,7 +83,7 @@ def _sums(rows: Sequence[TunedProblem]) -> list[Line]:
 
 
 def _shared(won: Sequence[TunedProblem]) -> list[Line]:
-    """Return the lines about a cover of all problems, and about the dispatch rule's regret on problems left out."""
+    """Return a line about a cover of all problems, and a line about the dispatch rule and its regret."""
     try:
         matrix = regret_matrix(won)
     except UsageError:
@@ -106,7 +106,7 @@ def _percent(share: float) -> str:
 
 
 def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
-    """Return the object that ``--json`` prints for a set. A problem has a summary, or an error if it has no result."""
+    """Return the object that ``--json`` prints for a set. Each problem has a summary, or if it failed, an error."""
     problems = []
     for row in rows:
         problem = (row.problem if row.result is None else row.result.header).arguments
@@ -121,7 +121,7 @@ def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:
 
 
 def set_report(folder: Path) -> str:
-    """Return the page for a set. Raises `UsageError` for other folders, and `JournalError` for unreadable journals."""
+    """Return the page for a set. Raises `UsageError` if `folder` has no set, `JournalError` if a journal is damaged."""
     return set_page(tuned_problems(folder), folder)
 
 
@@ -138,7 +138,7 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
             "id": "all",
             "name": "problems",
             "title": "Problems",
-            "text": "A ratio above 1 means that the winner is faster.",
+            "text": "A ratio above 1 means that the winner is faster than the default or the reference.",
             "columns": [{"title": name, "decimals": decimals, "whole": True} for name, decimals in COLUMNS.items()],
             "rows": [_row(row) for row in rows],
         },
@@ -149,7 +149,6 @@ def set_page(rows: Sequence[TunedProblem], folder: Path) -> str:
 
 
 def _row(row: TunedProblem) -> dict[str, Any]:
-    """Return a problem's row in the table on the page."""
     config = None if row.result is None else row.result.best_config
     return {
         "cells": row_of(row),

@@ -26,7 +26,7 @@ MAX_REGRET = 0.03
 
 HEADS = ("problem", "before ms", "after ms", "ratio (95 %)", "", "winner")
 LEVEL = 0.975
-"""The confidence level of a median's interval. With 95 % confidence, two of these intervals both hold (Bonferroni)."""
+"""The confidence level of a median's interval. Two such intervals together have 95 % confidence (Bonferroni)."""
 
 Part = Result | str | os.PathLike[str]
 Results = Part | Iterable["Part | TunedProblem"]
@@ -62,7 +62,7 @@ class RegretMatrix(msgspec.Struct, frozen=True):
     """The regret of each configuration on each problem. The rows are configurations, sorted by key."""
 
     problems: tuple[dict[str, Any], ...]
-    """The arguments of each problem that has a winner."""
+    """The problems that have a winner, each as a dictionary of its arguments."""
     configs: tuple[Config, ...]
     """The configurations that won or took part in a final."""
     regret: tuple[tuple[float | None, ...], ...]
@@ -106,7 +106,7 @@ def _finalists(result: Result) -> list[Record]:
 
 
 def _contenders(result: Result) -> Sequence[Record]:
-    """Return the records that may win. The baseline is included only if it won, as its outputs may be unchecked."""
+    """Return the records that may win. The baseline may be unchecked, so it is included only if it won."""
     return result.all_records if result.best == result.baseline else result.records
 
 
@@ -147,7 +147,7 @@ class Cover(msgspec.Struct, frozen=True):
     serves: tuple[int, ...]
     """``serves[problem]``: the index in `configs` of the configuration that serves the problem."""
     regret: tuple[float, ...]
-    """``regret[problem]``: the regret of that configuration on the problem."""
+    """``regret[problem]``: the regret, on the problem, of the configuration that serves the problem."""
 
     @property
     def worst_regret(self) -> float:
@@ -177,7 +177,7 @@ def cover(matrix: RegretMatrix, max_regret: float = MAX_REGRET) -> Cover:
 
 
 def _with(now: Sequence[float], row: Sequence[float | None], limit: float) -> list[float]:
-    """Return each problem's regret: `now`, or the regret in `row` if it is lower than `now` and at most `limit`."""
+    """Return each problem's regret: the lower of `now` and `row`, or `now` if the regret in `row` exceeds `limit`."""
     return [old if r is None or r > limit else min(old, r) for old, r in zip(now, row, strict=True)]
 
 
@@ -197,24 +197,24 @@ class NearestRule:
     sizes: tuple[str, ...]
     """Names of the arguments that are sizes. All other arguments must have the same values as in a tuned problem."""
     tuned: tuple[tuple[dict[str, Any], int], ...]
-    """The tuned problems, each with its winner's index in `configs`. Of equally near problems, the first counts."""
+    """The tuned problems, each with its winner's index in `configs`. Among equally near problems, the first is used."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Arguments that have the same value in all problems of the workload. `pick` does not need them."""
     asks: tuple[str, ...] = ()
-    """Names of the sizes that functions of the space take. With such sizes, `pick` checks what the space contains."""
+    """Names of sizes that functions of the space take. Unless empty, `pick` needs the space for new problems."""
     space: Space | None = field(default=None, repr=False)
-    """The space that `pick` checks."""
+    """The space in which `pick` looks a configuration up, or None."""
     regret: float | None = None
-    """The rule's mean regret on problems that were left out, each in turn. None if no problem could be left out."""
+    """The rule's mean regret on a problem that was left out of the rule. None if no problem could be left out."""
     worst_regret: float | None = None
     """The rule's largest regret on a problem that was left out."""
     tested: int = 0
-    """Number of problems that were left out and whose regret is known."""
+    """Number of left-out problems whose regret is known."""
     unmeasured: int = 0
-    """Number of problems that were left out, but on which the picked configuration failed or was not measured."""
+    """Number of left-out problems whose regret is unknown: the picked configuration failed or was not measured."""
 
     def pick(self, arguments: Mapping[str, Any]) -> int | None:
-        """Return the index in `configs` of the configuration for a problem. None if no tuned problem is comparable.
+        """Return the index in `configs` for a problem, or None if no tuned problem differs from it only in sizes.
 
         If functions of the space take sizes, the rule picks only a configuration that the space contains for this
         problem. Raises `UsageError` if a size is missing, or if the problem was not tuned and the space is not known.
@@ -245,7 +245,7 @@ def _others(arguments: Mapping[str, Any], sizes: Sequence[str]) -> str:
 
 
 def _standing_for(matrix: RegretMatrix, column: int) -> int:
-    """Return the row of the configuration that serves the most problems, among those tied with a problem's winner."""
+    """Return the row of the configuration that is tied with a problem's winner and serves the most problems."""
     tied = [row for row, regret in enumerate(matrix.regret) if regret[column] == 0.0 or row == matrix.winners[column]]
     nobody = [math.inf] * len(matrix.problems)
     costs = {row: _cost(_with(nobody, matrix.regret[row], MAX_REGRET)) for row in tied}
@@ -257,11 +257,11 @@ def dispatch_rule(matrix: RegretMatrix, space: Space | None = None) -> NearestRu
 
     An example is ``rule = dispatch_rule(regret_matrix("runs"))``, then ``rule.configs[rule.pick({"M": 96})]``. If
     configurations are tied on the nearest problem, the rule picks the configuration that serves the most problems of
-    the matrix with a regret of at most 3 %. If two problems are equally near, the problem with smaller sizes counts.
+    the matrix with a regret of at most 3 %. If two problems are equally near, the rule uses the smaller problem.
 
-    An argument is a size if it is a number above zero in every problem. All other arguments must equal those of a tuned
-    problem. To measure the rule's regret, each problem is left out in turn, if another problem differs only in sizes.
-    `space`: the workload's space, which `pick` needs if functions of the space take sizes.
+    An argument is a size if it is a number above zero in every problem. All other arguments must have the same values
+    as in a tuned problem. To measure the rule's regret, each problem is left out once, if another problem differs only
+    in sizes. `space`: the workload's space, which `pick` needs if functions of the space take sizes.
     """
     first, *further = matrix.problems
     names = tuple(sorted(n for n, v in first.items() if is_size(v) and all(is_size(o.get(n)) for o in further)))
@@ -301,9 +301,9 @@ class ComparedProblem(msgspec.Struct, frozen=True):
     before_ms: float | None
     after_ms: float | None
     ratio: Ratio | None
-    """The later latency divided by the earlier latency, with the ratio's interval: (low, ratio, high), if known."""
+    """(low, ratio, high): the later latency divided by the earlier latency, with its interval. None if unknown."""
     slower: bool
-    """Whether the low end of `ratio` exceeds 1 + `fail_over`, or only the first set has a winner."""
+    """Whether the low end of `ratio` exceeds 1 + `fail_over`, or the first set has a winner and the second has none."""
     same_bits: bool | None = None
     """Whether the outputs of both winners have the same bits. None if unknown."""
 
@@ -346,7 +346,7 @@ def compare(before: Results, after: Results, *, fail_over: float = 0.02) -> Comp
     """Compare the winners of two sets of results, problem by problem, for example before and after an upgrade.
 
     `before` and `after` are each a result, a set's result, a journal, a folder of journals, or a list of these. Two
-    problems match if the kernel's name and the arguments are equal. If a problem has several runs, the latest counts.
+    problems match if the kernel's name and the arguments are equal. If a problem has several runs, the latest is used.
     A ratio's interval covers the variation within the two runs, and `fail_over` allows for variation between runs.
 
     Raises `UsageError` if no problem is in both sets, and `JournalError` for a journal that cannot be read.
@@ -367,7 +367,7 @@ def compare(before: Results, after: Results, *, fail_over: float = 0.02) -> Comp
 
 
 def _latest(source: Results) -> dict[tuple[str, str], Result]:
-    """Return the latest result of each problem. The keys are the kernel's name and the problem, in the given order."""
+    """Return the latest result of each problem, in the given order. The keys are kernel names and problems."""
     latest: dict[tuple[str, str], Result] = {}
     for result in results_of(source):
         key = result.header.workload, config_key(result.header.arguments)
@@ -387,13 +387,13 @@ def _compared(before: Result, after: Result, fail_over: float) -> ComparedProble
 
 
 def _interval_us(result: Result) -> Ratio | None:
-    """Return (low, median, high) of the winner's latency, in µs. Return None if there is no winner."""
+    """Return the winner's latency in µs, as (low, median, high), or None if there is no winner."""
     timing = None if result.best is None else result.best.timing
     return None if timing is None else median_interval(timing.samples_us, LEVEL)
 
 
 def _setup(result: Result) -> dict[str, str]:
-    """Return facts that may differ between two runs: the devices, the target, the kernel's digest and the versions."""
+    """Return what may differ between two runs: the devices, the target, the kernel's digest and the versions."""
     header, devices = result.header, ", ".join(sorted({device.name for device in result.devices}))
     run = "finished" if result.finished else "unfinished"
     facts = {"run": run, "device": devices, "target": str(header.target), "kernel": header.kernel[:12]}

@@ -27,7 +27,7 @@ KEYS = (
     "reference_ratio", "default_ratio", "ties", "same_bits", "strategy", "warnings", "noise", "stages",
     "memory_bytes", "cache_hit",
 )  # fmt: skip
-"""The fields of a result that ``--json`` prints. It also prints the failures."""
+"""The fields of a result that ``--json`` prints, besides the failures."""
 
 
 def summary(result: Result) -> dict[str, Any]:
@@ -42,8 +42,8 @@ def summary_text(result: Result) -> str:
 
 
 def result_lines(result: Result) -> list[Line]:
-    """Return the lines for a screen: the answer, the counts, the problems, the details and the next command. No line
-    repeats another line, and there is no line for an unknown fact."""
+    """Return the lines for a screen: the answer, the counts, the problems, the details and the next command. Each fact
+    is stated once, and an unknown fact has no line."""
     groups = failure_groups(result.records)
     attention = attention_lines(result, groups)
     first, *further = headline(result).lines
@@ -93,7 +93,7 @@ def detail_lines(result: Result, groups: Sequence[FailureGroup]) -> list[Line]:
 
 
 def bits_line(result: Result) -> str:
-    """Return a line that says how the outputs' bits differ. Empty if all are equal and the user did not ask."""
+    """Return a line that says how the bits of outputs differ. Empty if no bits differ, unless the user asked."""
     bits = result.same_bits
     if bits.winner is None or not (bits.asked or bits.classes > 1 or bits.varying):
         return ""
@@ -105,7 +105,7 @@ def bits_line(result: Result) -> str:
 
 
 def last_lines(result: Result) -> list[str]:
-    """Return a line for each value of an axis that the strategy `bayesian` postponed. The line says why."""
+    """Return a line for each axis value that the strategy `bayesian` postponed, with the reason."""
     if result.strategy != "bayesian":
         return []
     tried = [record for record in result.records if record.status not in ("duplicate", "remaining")]
@@ -228,7 +228,7 @@ def failures_data(records: Iterable[Record]) -> list[dict[str, Any]]:
 
 
 def first_failure_lines(result: Result, groups: Sequence[FailureGroup]) -> list[str]:
-    """Return lines about the first group: an example, where it failed, and the command that shows its output."""
+    """Return lines about the first group: an example, the place of the error, and the command for the full output."""
     if not groups or groups[0].kind == PRUNED:
         return []
     group, lines = groups[0], example_lines(groups)
@@ -238,7 +238,7 @@ def first_failure_lines(result: Result, groups: Sequence[FailureGroup]) -> list[
 
 
 def example_lines(groups: Sequence[FailureGroup]) -> list[str]:
-    """Return lines about an example from the first group: a candidate's configuration, and where it failed."""
+    """Return lines about an example from the first group: a candidate's configuration, and the place of the error."""
     if not groups:
         return []
     group = groups[0]
@@ -280,8 +280,8 @@ def _all_mismatch(result: Result) -> list[str]:
 
 
 def evidence_lines(message: str, detail: str) -> list[str]:
-    """Return the line of the user's code that raised the error. If this is unknown, return the last lines of `detail`
-    without stack traces and without the `message`."""
+    """Return the line of the user's code that raised the error. If the line is unknown, return the last lines of
+    `detail`, without stack traces and without the `message`."""
     where, lines = place_in(detail), [line.rstrip() for line in _STACK.sub("", detail).splitlines() if line.strip(" |")]
     last = [line for line in lines if message not in line and line.strip() not in message][-DETAIL_LINES:]
     return [printable(line)[:300] for line in (last if where is None else where.lines())]
@@ -297,7 +297,7 @@ def group_lines(groups: Sequence[FailureGroup], limit: int = 8, example: Sequenc
 
 
 def layouts_line(result: Result) -> str:
-    """Return a line if the compiler's layouts are much slower than the winner, with the command that shows why."""
+    """Return a line with the slowdown of the compiler's layouts and a command to see why. Empty if they are fast."""
     best, tried = result.best, result.records
     guessed = {axis for record in tried for axis, value in record.config.items() if value == COMPILER}
     axes = guessed if (known := result.header.layout_axes) is None else known
@@ -313,7 +313,7 @@ def layouts_line(result: Result) -> str:
 NAMED_TIES = 5
 """The largest number of tied candidates whose indices a line lists."""
 BY_FAR = 1.2
-"""The compiler's layouts are much slower if the fastest of them takes at least this many times the winner's latency."""
+"""The compiler's layouts are reported if the fastest of them takes at least this many times the winner's latency."""
 
 
 class Headline(msgspec.Struct, frozen=True):
@@ -358,7 +358,7 @@ def _sentence(text: str) -> str:
 
 
 def _figure(ratio: Ratio, than: str, latency_ms: float | None) -> tuple[str, str]:
-    """Return a ratio and its caption, such as ``2.50×`` and ``faster than the reference (2.5 ms)``."""
+    """Return `ratio` as text, and its caption, such as ``2.50×`` and ``faster than the reference (2.5 ms)``."""
     number, times, text = comparison(ratio, than).partition(" times ")
     if not times:
         number, text = f"{ratio[1]:.2f}", number
@@ -390,7 +390,7 @@ def latency_line(result: Result) -> str:
 
 
 def default_line(result: Result) -> str:
-    """Return text that compares the winner with the default, or says why this is impossible, if either is known."""
+    """Return text that compares the winner with the default, or says why there is no comparison. Empty if unknown."""
     default = result.default
     if default is None or result.no_default:
         return printable(result.no_default)
@@ -430,12 +430,12 @@ def ties_line(result: Result) -> str:
 
 
 def _over(final: Ratio | None, first: float | None) -> Ratio | None:
-    """Return the `final` ratio, or if there was no final, the ratio of `first` timings, which has no interval."""
+    """Return the `final` ratio. If there was no final, return the ratio of `first` timings, without an interval."""
     return final or (None if first is None else (first, first, first))
 
 
 def comparison(ratio: Ratio, than: str) -> str:
-    """Return text that compares the winner with `than`, such as ``the reference``. A ratio above 1 means faster."""
+    """Compare the winner with `than`, such as ``the reference``, as text. Ratios above 1 mean a faster winner."""
     low, middle, high = ratio
     if abs(middle - 1) < CLOSE:
         return f"as fast as {than}"

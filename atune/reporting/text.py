@@ -20,7 +20,7 @@ _LABEL = re.compile(r"[a-z][a-z ]{9} (?=\S)")
 COMMANDS = "tune|measure|runs|cache|resume|replay|watch|report|export|merge|compare|bundle|show|explain|pick|doctor"
 _WHOLE = re.compile(rf"(?<!\S)atune (?:{COMMANDS})\b.*|\d (?:s|ms|%|min|times)\b")
 NARROW_COLUMNS = 60
-"""If a terminal has fewer columns, the continuation of a wrapped line is indented by less than a label's width."""
+"""On a terminal with fewer columns, the continuation of a wrapped line is indented by two columns."""
 
 
 class Line(NamedTuple):
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
 
 class Output:
-    """A stream that people read, or any other object with a method `write`. Errors while writing are ignored."""
+    """A text stream, or any other object with a method `write`. Errors while writing are ignored."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -67,7 +67,7 @@ def printed(text: str) -> str:
 
 
 def plain(lines: Iterable[Line]) -> str:
-    """Return `lines` as text without styles, such as for a file."""
+    """Return `lines` as text without styles, for example for a file."""
     return "\n".join(shown(line.text) for line in lines)
 
 

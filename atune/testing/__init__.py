@@ -5,8 +5,8 @@
     assert machine.measured["fake-0"] == [0, 1, 2, ...]
 
 A script decides what the fakes do. The fakes start no process, and need neither tilelang nor torch nor CUDA. Time is
-virtual, so a run takes only milliseconds. `FakeMachine` implements `atune.engine.interfaces.Machine`, and the same
-tests check it and the real machine. This package imports `engine`, `model`, `workload` and `workers`.
+virtual, so a run takes only milliseconds. `FakeMachine` implements `atune.engine.interfaces.Machine`, and passes
+the same tests as the real machine. This package imports `engine`, `model`, `workload` and `workers`.
 """
 
 from atune.testing.fake_machine import FakeClock, FakeCompileWorker, FakeDeviceWorker, FakeMachine

@@ -1,4 +1,4 @@
-"""A fake `Machine` without processes, which follows a script and records all calls, and the machine's virtual clock."""
+"""A fake `Machine` and its virtual clock. The machine follows a script, records all calls and starts no process."""
 
 from __future__ import annotations
 
@@ -203,9 +203,9 @@ class FakeDeviceWorker:
         return Measurement(artifact.index, timing, checked, error, seconds, bits=bits, repeats=repeats)
 
     def _failure(self, artifact: Artifact, before: int, *, used: bool, in_time: bool) -> Failure | None:
-        """Return the failure of a measurement that the script gives, or None.
+        """Return the failure that the script gives for a measurement, or None.
 
-        `before`: how many times the candidate was measured before. `used`: whether another candidate has run in the
+        `before`: the number of earlier measurements of the candidate. `used`: whether another candidate has run in the
         process. `in_time`: whether the measurement met its deadline.
         """
         script, index, limit = self.machine.script, artifact.index, self.machine.benchmark.benchmark_timeout_s
@@ -253,7 +253,7 @@ def _timing(latency_ms: float, samples: int) -> Timing:
 
 
 SETTLE = 24
-"""If no task begins to sleep in this number of turns of the event loop, all tasks count as waiting for the clock."""
+"""If no task begins to sleep in this number of turns of the event loop, the clock assumes that all tasks wait."""
 
 
 class FakeClock:
@@ -330,7 +330,7 @@ class Calls:
     measured: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """The candidates that each device measured."""
     begun: Counter[int] = field(default_factory=Counter)
-    """How many times a measurement of each candidate began, on any device."""
+    """How many measurements of each candidate have begun, on all devices together."""
     finals: list[tuple[int, ...]] = field(default_factory=list)
     starts: Counter[str] = field(default_factory=Counter)
     """How many times each device's process was started."""
@@ -356,7 +356,7 @@ class FakeMachine(Calls):
     clock
         The `FakeClock` to use. By default, `open` makes a new clock.
     compile, benchmark
-        The settings. Only the deadlines of compiling and measuring, `check` and `n_repeat` have an effect.
+        The settings. The fake uses the two deadlines, `check` and `n_repeat`, and ignores all other settings.
     default
         The index of the default configuration, or a configuration that the space does not list.
     refused

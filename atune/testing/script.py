@@ -23,8 +23,8 @@ FATAL: tuple[FailureKind, ...] = ("fault", "out_of_bounds", "worker_lost", "time
 class Script:
     """The behaviour of the fakes. Times are in virtual seconds. A mapping has candidates' indices as keys.
 
-    `latency_ms` is the kernel's latency. `final_ms` is the latency in the final, by default the same. `reference_ms` is
-    the reference's latency, or None for no reference. `lower_s` is the time to lower a candidate, `elaborate_s` the
+    `latency_ms` is the kernel's latency. `final_ms` is the latency in the final (default: `latency_ms`). `reference_ms`
+    is the reference's latency, or None for no reference. `lower_s` is the time to lower a candidate, `elaborate_s` the
     time to elaborate it, `measure_s` the time to measure it, and `start_s` the time to start a device's process.
     Compiling a library takes `library_s`, and also `compile_s` for each candidate in the library. Configurations with
     equal `code_key` are duplicates, and equal kernels have equal `ir_digest`. Lowering and elaborating return `facts`.
@@ -35,10 +35,10 @@ class Script:
     `start_failures` maps a device's name to the number of times that the process fails to start (`math.inf`: always).
     `prepare_error` is the message of an error in the user's inputs or reference.
 
-    `kills` gives a stage, ``lower`` or ``build``, and the number of times that a candidate's compile worker is killed
-    from outside there. `doubts` is the number of times that a device is killed from outside while it measures a
-    candidate, and `dies_after` the number of times that it dies after measuring a candidate. `spoilt` gives the kind of
-    a candidate's failure in a process that has run other candidates. In a fresh process, the candidate does not fail.
+    `kills` gives a stage, ``lower`` or ``build``, and how many times something kills the compile worker while the
+    candidate is in this stage. `doubts` is how many times something kills the device's process while it measures the
+    candidate, and `dies_after` is how many times the process dies after it has measured the candidate. `spoilt` gives
+    the kind of a candidate's failure in a process that has run other candidates. A fresh process has no such failure.
 
     `final_fails` gives the kind of a candidate's failure in the final, after its timing. `first_ms` is the latency in a
     candidate's first measurement. `slowdown` maps a device's name to the factor by which kernels and the reference are
@@ -46,9 +46,9 @@ class Script:
     finals, the device is lost. `bits` is the digest of the outputs for inputs that a seed draws.
 
     If `cicc` is true, cicc compiles every library, and no run has compared cicc with nvcc before. This comparison takes
-    `compare_s`, fails if `compare_fails` is true, finds different code if `differs` is true, and loses its worker the
-    first `compare_losses` times. `plain_ms` is the latency of a library from nvcc, by default the same as `latency_ms`.
-    `plain_fails` gives the kind of a candidate's failure with a library from nvcc.
+    `compare_s`, fails if `compare_fails` is true, and finds different code if `differs` is true. The first
+    `compare_losses` comparisons lose their worker. `plain_ms` is the latency of a library from nvcc (default:
+    `latency_ms`). `plain_fails` gives the kind of a candidate's failure with a library from nvcc.
     """
 
     latency_ms: Callable[[Config], float] = lambda config: 1.0

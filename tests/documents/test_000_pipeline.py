@@ -122,7 +122,7 @@ def test_a7_each_configuration_of_a_library_has_its_own_kernel(run: Any) -> None
 @pytest.mark.anyio
 @pytest.mark.parametrize("bad", [[2], [0, 5], [1, 2, 3, 4, 5]])
 async def test_a8_a_bad_member_of_a_group_fails_alone(bad: list[int]) -> None:
-    """A group that does not compile is split until each failing member is alone and the others compile."""
+    """A group that does not compile is split until each failing member is alone and all other members compile."""
     machine = FakeMachine(6, Script(fails=dict.fromkeys(bad, "compile")), workers=2)
     run = await finish(machine, compile=CompileSettings(group_size=6))
     assert sorted((e.index, e.kind) for e in run.of(events.BuildFailed)) == [(index, "compile") for index in bad]
@@ -136,7 +136,7 @@ def test_a9_kernels_of_one_library_have_names_of_their_own(run: Any) -> None:
 
 
 def test_a10_a_configuration_that_cannot_be_elaborated_fails_alone(run: Any) -> None:
-    """If the kernel function fails for one configuration, the others are compiled and measured."""
+    """If the kernel function fails for a configuration, all other configurations are compiled and measured."""
     assert [(e.index, e.kind) for e in of(run, events.BuildFailed)] == [(3, "lower")] and run.tuning.measured == 2
 
 
@@ -193,7 +193,7 @@ def test_a16_each_gpu_has_inputs_of_its_own() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("slow", ["fake-0", "fake-1", "fake-2"])
 async def test_a17_a_gpu_that_is_not_as_fast_as_the_others_is_left_out(slow: str) -> None:
-    """Each GPU times the reference. If a GPU's time deviates, its figures do not count, and others repeat its work."""
+    """Each GPU times the reference. If a GPU's time deviates, other GPUs measure that GPU's candidates again."""
     script = Script(latency_ms=valley(9), slowdown={slow: 0.9}, lower_s=0.01, compile_s=0.01)
     run = await finish(FakeMachine(24, script, devices=3))
     [excluded] = run.of(events.DeviceExcluded)
@@ -209,7 +209,7 @@ async def test_a17_a_gpu_that_is_not_as_fast_as_the_others_is_left_out(slow: str
 
 
 def test_a18_a_kernel_that_never_ends_is_killed_at_its_deadline() -> None:
-    """`timeout` is a deadline: a kernel that hangs is killed, and its GPU goes on with the next candidate at once."""
+    """`timeout` is a deadline: a kernel that hangs is killed, and its GPU measures the next candidate at once."""
     head, *rows = json.loads((RESULTS / "faults" / "faults.json").read_text())["rows"]
     [endless] = [dict(zip(head, row, strict=True)) for row in rows if row[0] == "endless"]
     assert endless["named"] == "timeout" and "killed" in endless["words"]
@@ -224,7 +224,7 @@ def test_a18_a_kernel_that_never_ends_is_killed_at_its_deadline() -> None:
     [("fault", 1), ("worker_lost", 1), *((kind, 0) for kind in ("mismatch", "unwritten", "load", "out_of_memory"))],
 )
 async def test_a19_a_candidate_that_fails_or_ends_its_process_disturbs_no_other(kind: Any, lost: int) -> None:
-    """If a candidate kills its process, a new process measures the rest. After other failures the process goes on."""
+    """If a candidate kills its process, a new process measures the rest. After other failures the process continues."""
     machine = FakeMachine(10, Script(fails={3: kind}))
     run = await finish(machine)
     assert [(e.index, e.kind) for e in run.of(events.BenchmarkFailed)] == [(3, kind)]
@@ -237,7 +237,7 @@ async def test_a19_a_candidate_that_fails_or_ends_its_process_disturbs_no_other(
 
 @pytest.mark.anyio
 async def test_a20_leaving_a_run_early_cancels_what_is_under_way() -> None:
-    """Leaving a run early cancels the compiles and measurements under way, and starts no others."""
+    """Leaving a run early cancels the running compiles and measurements, and starts no new ones."""
     machine = FakeMachine(500)
     async with atune.Tuner(machine=machine) as tuner:
         async for event in tuner.events():
@@ -418,7 +418,7 @@ TWO = {
 
 
 def test_a34_each_experiment_turns_one_feature_on_and_all_every_one() -> None:
-    """`bench/seed000.py` runs the experiments: each one turns on a single feature, and the last one turns on all."""
+    """`bench/seed000.py` runs the experiments: each turns on one feature, and the last turns on all features."""
     assert {one.label: " ".join(one.arguments) for one in seed000.chosen("", ["0", "1"])} == TWO
     assert [one.label for one in seed000.chosen("groups", ["0", "1"])] == ["nothing", *list(TWO)[3:6]]
     assert "2 devices" not in [one.label for one in seed000.chosen("", ["0"])]

@@ -78,7 +78,7 @@ def test_e2_compile_gives_the_tuned_kernel(tuned: SimpleNamespace) -> None:
 
 
 def test_e3_a_call_may_ask_for_the_kernel(tuned: SimpleNamespace) -> None:
-    """A call of a lazy kernel returns the compiled kernel. A call of an eager kernel does so only on request."""
+    """A lazy kernel returns the compiled kernel. An eager kernel returns the compiled kernel only on request."""
     assert isinstance(tuned.kernel, tilelang.JITKernel) and torch.equal(tuned.kernel(tuned.A), tuned.A * 2)
     assert tuned.lazy(64, __return_kernel=True) is tuned.kernel is tuned.lazy(64, __return_kernel=False)
     found = tuned.eager(tuned.A, __return_kernel=True)
@@ -86,7 +86,7 @@ def test_e3_a_call_may_ask_for_the_kernel(tuned: SimpleNamespace) -> None:
 
 
 def test_e4_symbolic_dimensions_are_tuned_on_both_paths() -> None:
-    """A kernel with a symbolic dimension is tuned by a call or by `compile`, and then takes other sizes."""
+    """A kernel with a symbolic dimension is tuned by a call or by `compile`. The tuned kernel takes other sizes."""
     in_place, named = (tilelang.autotune(configs=BLOCKS, **QUICK)(kernel) for kernel in (twice, shift))
     A, B, longer, out = torch.randn(64), torch.zeros(64), torch.randn(96), torch.zeros(96)
     with set_autotune_inputs([A, B]):

@@ -231,7 +231,7 @@ def test_d16_every_argument_that_is_not_tuned_makes_the_key(tuned: Any, unbuilt:
 
 
 def test_d17_of_many_that_ask_at_once_one_tunes(tuned: Any, unbuilt: Engine, anyio_backend: str) -> None:
-    """If several calls have the same key at the same time, one call tunes, and the others get a cache hit."""
+    """If several calls have the same key at the same time, one call tunes, and all other calls get a cache hit."""
     unbuilt.seconds = 0.2
     kernel, results = tuned(), list[atune.TuneResult]()
 
@@ -262,7 +262,7 @@ def test_d18_presets_and_options() -> None:
 
 
 def test_d19_setup_check_and_launch_arguments(tuned: Any) -> None:
-    """Your functions set up inputs and check outputs. A launch may get other arguments than the tuning had."""
+    """Functions of yours set up inputs, choose the arguments to tune on, and check outputs."""
     result = tuned(shift, setup=ones, check=all_ones).tune(torch.randn(64))
     assert result.measured == 2
     for wrong in ({"check": all_ones}, {"reference": doubled}):

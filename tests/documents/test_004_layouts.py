@@ -93,14 +93,14 @@ def test_l1_explain_shows_the_layout_that_inference_chose(inferred: Lowered) -> 
 
 
 def test_l2_three_fragments_have_four_slots_a_thread(inferred: Lowered) -> None:
-    """Threads that all hold a fragment share the loop over the fragment: each thread does 4 iterations, not 512."""
+    """Threads that all hold a fragment share the loop over it: each thread does 4 iterations instead of 512."""
     slots = dict(re.findall(r"float (\w+_frag)\[(\d+)\];", source_of(inferred)))
     assert slots == {"S_frag": "4", "A_frag": "4", "B_frag": "4"}
     assert re.search(r"__launch_bounds__\(128\b", source_of(inferred))
 
 
 def test_l3_repeated_work_is_counted_before_a_kernel_runs(replicated: Lowered) -> None:
-    """Lowering finds layouts under which all threads do the same work, and counts the repeated work."""
+    """Lowering finds loops whose work is repeated by all threads, and counts the repeated iterations."""
     found = [(loop.slots, loop.redundant, loop.replication) for loop in layouts_in(replicated).loops]
     assert found == [(512, 508, 128)] * 2
 
@@ -170,14 +170,14 @@ def test_l8_a_layout_that_contains_another_is_passed_over() -> None:
 
 
 def test_l9_where_none_contains_the_other_the_least_work_decides() -> None:
-    """If no layout contains another, the layout with the least redundant work is preferred."""
+    """Among the layouts that are not rejected, the layout with the least redundant work is preferred."""
     assert better(1, model.REDUNDANT, OWN, OTHER, own=0) and better(0, model.REDUNDANT, THIN, REPEATED)
     for other in (layouts(range(4), 16, loops=2), LONGER):  # other loops are compared by work alone
         assert chosen(other, ONE).rejected[0].why == model.REDUNDANT
 
 
 def test_l10_where_work_is_equal_registers_accesses_and_the_compiler_decide() -> None:
-    """With equal work, fewer registers are preferred, then wider accesses, then the compiler's own layout."""
+    """Among layouts with equal work, fewer registers decide, then wider accesses, then the compiler's choice."""
     assert better(1, model.REGISTERS, MANY, ONE, own=0) and better(1, model.NARROW, THIN, WIDE, own=0)
     assert better(1, model.TIED, ONE, OTHER, own=1) and better(0, model.TIED, ONE, OTHER)
     fragments = (FragmentFacts("a", "float16", (64,), 3), FragmentFacts("b", "bool", (4,), 4))
@@ -191,7 +191,7 @@ def test_l11_where_none_validates_the_compilers_own_is_left() -> None:
 
 
 def test_l12_of_threads_that_hold_the_same_element_one_stores_it(tmp_path: Path) -> None:
-    """If several threads hold copies of an element, only one stores it, so nothing is added twice."""
+    """If several threads hold copies of an element, only one of the threads stores it, so nothing is added twice."""
     with session_of(FileRef(str(TESTS / "contract_kernels.py"), "MOODY_GPU"), tmp_path) as candidates:
         code = source_of(lower(candidates[MODES.index("replicated")]))
     assert "float held[1];" in code and re.search(r"__launch_bounds__\(128\b", code)
@@ -202,13 +202,13 @@ def test_l12_of_threads_that_hold_the_same_element_one_stores_it(tmp_path: Path)
 
 @pytest.mark.gpu
 def test_l13_a_kernel_with_less_replication_is_right_on_a_gpu() -> None:
-    """On a GPU, a kernel whose loop is shared among the threads computes the same as its reference."""
+    """On a GPU, a kernel whose loop is shared among the threads computes the same values as its reference."""
     result = atune.run(f"{KERNELS}:WEIGHTED", target="cuda", devices=["0"])
     assert result.measured == 1 and result.measurements[0].checked
 
 
 def test_l14_choosing_before_measuring_finds_the_winner_of_all() -> None:
-    """If only the best layout of each configuration is measured, the winner is as fast as with all layouts."""
+    """If only the best layout of each configuration is measured, the winner is as fast as when all are measured."""
     every, one = (replay(STORED / f"uneven_{name}.jsonl") for name in ("all", "one"))
     assert one.total == every.total == 72 and one.measured < every.measured / 3 + 1 and one.wall_s < every.wall_s
     assert one.latency_ms is not None and every.latency_ms is not None and one.latency_ms / every.latency_ms < 1.02
@@ -276,7 +276,7 @@ def test_l18_a_layout_that_does_not_fit_is_refused_at_the_loops_line(folder: Pat
 
 
 def test_l19_widths_that_tilelang_replaces_are_refused_or_told(folder: Path) -> None:
-    """A `coalesced_width` that is no power of two is refused. The page names other widths that tilelang replaces."""
+    """A `coalesced_width` must be a power of two. The page on layouts names the widths that tilelang replaces."""
     with pytest.raises(ValueError, match="coalesced_width 3 is not a power of two: give 1, 2, 4 or 8"):
         layout.parallel("compiler", 4, 64, threads=32, coalesced_width=3)
     narrow = {"block_rows": 2, "threads": 64, "held": "replicated"}
@@ -320,7 +320,7 @@ async def test_l22_a_summary_says_how_much_slower_the_compilers_own_layouts_are(
 
 
 def test_l23_the_best_few_layouts_come_best_first() -> None:
-    """The best N layouts of a configuration are kept, best first, and so are layouts with an unknown cost."""
+    """The best N layouts of a configuration are kept, best first. Layouts with an unknown cost are also kept."""
     assert chosen(ALL, OWN, OTHER, most=2) == LayoutSelection((2, 1), {0: model.RejectedLayout(2, model.CONTAINED)})
     assert chosen(ALL, OWN, ONE, most=5).kept == (2, 1, 0)
     assert chosen(ALL, None, ONE) == LayoutSelection((2, 1), {0: model.RejectedLayout(2, model.CONTAINED)})

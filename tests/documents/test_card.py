@@ -42,7 +42,7 @@ STORED = ROOT / "tests" / "data" / "schema-1.jsonl"
 
 
 async def test_c1_one_task_group_compiles_and_measures() -> None:
-    """One task group runs compile workers and devices side by side, and ends when one of them fails with an error."""
+    """One task group runs compile workers and devices side by side, and ends if a worker or device raises an error."""
     busy: list[int] = []
     machine = FakeMachine(40, workers=5, devices=3)
     await atune.tune(machine=machine, on_event=lambda event: busy.append(machine.running))
