@@ -61,7 +61,8 @@ def elaborate(payload: bytes) -> bytes:
     text, name, task, arguments, target, folder = msgspec.msgpack.decode(payload, type=kind)
     all_runs = os.path.dirname(os.path.dirname(folder))  # hidden, because it has sockets of other processes
     why, folder = sandbox.isolate(folder, all_runs)
-    tempfile.tempdir = os.environ["TMPDIR"] = os.environ[TILELANG_FOLDER] = folder
+    sandbox.clear_environment(folder, TILELANG_FOLDER)
+    tempfile.tempdir = folder
     file = os.path.join(folder, "candidate.py")
     Path(file).write_text(text)
     return f"{why}\n".encode() + sandbox.answer_of(lambda: _elaborated(file, name, task, arguments, target))

@@ -6,9 +6,13 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
+import posix
+import re
 import resource
 import struct
 from collections.abc import Callable
+
+from atune.workers.server_main import describe
 
 MEMORY_BYTES, FILE_BYTES, PROCESSES, ANSWER_BYTES = 8 << 30, 64 << 20, 64, 16 << 20
 """Limits: bytes of memory in addition to the worker's memory, bytes of a file, number of processes and threads, and
@@ -16,6 +20,8 @@ bytes of the answer."""
 NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x8000000
 """CLONE_NEWUSER, NEWNS, NEWPID, NEWNET and NEWIPC. The process must have a single thread, as it has after a fork."""
 MS_BIND, MS_REC_PRIVATE, MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, READ_ONLY = 0x1000, 0x44000, 442, -100, 0x8000, 1
+KEPT = re.compile(r"PATH|LANG|LC_\w+|LD_LIBRARY_PATH|CUDA_\w+|(TILELANG|TL|TVM)_\w+|ATUNE_WORKER")
+"""Pattern for the environment variables that a stranger gets. The values of other variables may be secrets."""
 CAPABILITIES, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 0x20080522, 22, 24, 38
 ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
 """For each machine, the number of its architecture in seccomp, and the number of the system call ``socket``. Sockets
@@ -49,6 +55,7 @@ def isolate(folder: str, instead: str) -> tuple[str, str]:
         _refuse_sockets()
         _call("mount", None, b"/", None, MS_REC_PRIVATE, None)
         _call("mount", folder.encode(), scratch, None, MS_BIND, None)
+        _call("mount", b"none", b"/proc", b"tmpfs", 0, None)  # else the children see all processes
         for gpu in (path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path)):
             _call("mount", b"/dev/null", gpu.encode(), None, MS_BIND, None)
         for path, flags, sets, clears in ((b"/", AT_RECURSIVE, READ_ONLY, 0), (scratch, 0, 0, READ_ONLY)):
@@ -57,6 +64,14 @@ def isolate(folder: str, instead: str) -> tuple[str, str]:
     except OSError as error:
         return f"{error.filename}: {error.strerror}", folder if os.path.exists(folder) else instead
     return "", instead
+
+
+def clear_environment(folder: str, *names: str) -> None:
+    """Remove the environment variables that are not `KEPT`. Set HOME, TMPDIR and `names` to `folder`."""
+    kept = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
+    os.environ.clear()
+    posix.environ.clear()  # Python's copy
+    os.environ.update(kept | dict.fromkeys(["HOME", "TMPDIR", *names], folder))
 
 
 def answer_of(work: Callable[[], bytes]) -> bytes:
@@ -80,7 +95,7 @@ def answer_of(work: Callable[[], bytes]) -> bytes:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == 1 and 0 < len(answer) <= ANSWER_BYTES:
         return answer
-    raise Crashed("its kernel is too large" if answer else f"elaborating ended its process with status {code}")
+    raise Crashed("its kernel is too large" if answer else describe(code))
 
 
 def _refuse_sockets() -> None:
