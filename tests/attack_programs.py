@@ -273,7 +273,7 @@ PYTHON = {
     "environment": Attack(does(ENVIRONMENT), "passed"),
     "elsewhere": Attack(does(ELSEWHERE), "passed"),
     "reads": Attack(does(READS), "compile_error", "return A * 2"),
-    "forged": Attack(does(FORGED), "compile_error"),
+    "forged": Attack(does(FORGED), "refused", "wrote into its answer"),
     "nodes": Attack(does(NODES), "refused", "ffi.Function"),
 }
 """Attacks by what the candidate's Python does."""

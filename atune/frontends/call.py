@@ -191,20 +191,17 @@ class Call:
         return function(*args, **kwargs)
 
     def sets_all(self, config: Config) -> bool:
-        """Tell whether `config` or a default other than None sets each tunable argument. Otherwise, tilelang may
-        crash."""
+        """Tell whether each tunable argument has a value in `config`, or a default other than None."""
         return all(name in config or self.values.get(name) is not None for name in self.tunables)
 
     def probes(self) -> list[Config]:
         """Return configurations to trace before the problem is known: some points of the space, and the defaults."""
-        axes = self.space.axes
-        if not axes:
+        fixed = {name: values for name, values in self.space.axes.items() if not callable(values)}
+        some = [{n: v[i % len(v)] for n, v in fixed.items()} for i in range(4)]
+        if not self.space.axes:
             most = None if self.options.like_tilelang else PROBES
             some = [*map(self.encoder.given, itertools.islice(self.space.points({}).given(), most))]
-        else:
-            fixed = {name: values for name, values in axes.items() if not callable(values)}
-            some = [{n: v[i % len(v)] for n, v in fixed.items()} for i in range(4)]
-        return [{}, *some] if self.sets_all({}) else some
+        return [{}, *some] if self.sets_all({}) else some  # tilelang may crash if an argument is None
 
     def refuse_unknown(self, known: Container[str], more: str) -> None:
         """Raise `TypeError` if the call passes an argument that is not in `known`."""

@@ -1,13 +1,10 @@
-"""A sandbox for a stranger's Python: no network, no GPU, and one folder to write to. The sandbox needs user
-namespaces."""
+"""A sandbox for a stranger's Python: no network, no GPU, no other processes, one folder. It needs user namespaces."""
 
 from __future__ import annotations
 
 import ctypes
 import glob
 import os
-import posix
-import re
 import resource
 import struct
 from collections.abc import Callable
@@ -20,8 +17,6 @@ bytes of the answer."""
 NAMESPACES = 0x10000000 | 0x20000 | 0x20000000 | 0x40000000 | 0x8000000
 """CLONE_NEWUSER, NEWNS, NEWPID, NEWNET and NEWIPC. The process must have a single thread, as it has after a fork."""
 MS_BIND, MS_REC_PRIVATE, MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, READ_ONLY = 0x1000, 0x44000, 442, -100, 0x8000, 1
-KEPT = re.compile(r"PATH|LANG|LC_\w+|LD_LIBRARY_PATH|CUDA_\w+|(TILELANG|TL|TVM)_\w+|ATUNE_WORKER")
-"""Pattern for the environment variables that a stranger gets. The values of other variables may be secrets."""
 CAPABILITIES, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 0x20080522, 22, 24, 38
 ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
 """For each machine, the number of its architecture in seccomp, and the number of the system call ``socket``. Sockets
@@ -39,8 +34,7 @@ def isolate(folder: str, instead: str) -> tuple[str, str]:
     the folder to which the children can write.
 
     `folder`: the only folder to which the children can write. The children see `folder` at the path `instead`, so that
-    the original folder at this path is hidden. The children neither see nor signal other processes. Memory and the size
-    of files are limited even if isolating fails.
+    the original folder at this path is hidden. Memory and the size of files are limited even if isolating fails.
     """
     uid, gid, scratch = os.geteuid(), os.getegid(), instead.encode()
     with open("/proc/self/statm") as file:
@@ -64,14 +58,6 @@ def isolate(folder: str, instead: str) -> tuple[str, str]:
     except OSError as error:
         return f"{error.filename}: {error.strerror}", folder if os.path.exists(folder) else instead
     return "", instead
-
-
-def clear_environment(folder: str, *names: str) -> None:
-    """Remove the environment variables that are not `KEPT`. Set HOME, TMPDIR and `names` to `folder`."""
-    kept = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
-    os.environ.clear()
-    posix.environ.clear()  # Python's copy
-    os.environ.update(kept | dict.fromkeys(["HOME", "TMPDIR", *names], folder))
 
 
 def answer_of(work: Callable[[], bytes]) -> bytes:
