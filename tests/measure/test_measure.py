@@ -192,7 +192,8 @@ def test_the_command_prints_an_object_for_each_candidate_and_exits_with_0_only_i
     for name in ("good", "wrong"):
         (tmp_path / f"{name}.py").write_text(PROGRAMS[name])
     monkeypatch.chdir(tmp_path)
-    assert main(["measure", "good.py:double", "--task", TASK, "--target", "c"]) == 0
+    assert main(["measure", "good.py:double", "--task", TASK, "--target", "c", "--journal", "new/folder"]) == 0
+    assert Path("new/folder/0000.jsonl").exists()
     assert "good.py:double" in capsys.readouterr().out
     monkeypatch.setattr("sys.stdin", io.StringIO("good.py\nwrong.py\n"))
     assert main(["measure", "-", "--task", TASK, "--target", "c", "--json"]) == 1
