@@ -24,7 +24,7 @@ from atune.journal.events import CandidateMeasured
 from atune.journal.result import Result
 from atune.journal.state import State
 from atune.model.candidate import BASELINE
-from atune.model.folders import make_private_folder
+from atune.model.folders import make_private_folder, read_file
 from atune.model.measurement import IN_FINAL, Timing, fastest_ms, median_interval, ratio_interval
 from atune.model.options import complete, documents, refuse_unknown
 from atune.workers.foreign import ForeignMachine
@@ -107,7 +107,8 @@ async def measure(
     Parameters
     ----------
     candidate
-        ``"FILE.py"``, ``"FILE.py:NAME"`` or a program's text. The kernel function gets the problem's arguments.
+        A program's text, or a file: ``Path("FILE.py")`` or ``Path("FILE.py:NAME")``. A string never
+        names a file, because a stranger may have written it. The kernel function gets the problem's arguments.
     task
         A `Workload` with a reference, or ``"FILE.py:NAME"``. The task is trusted.
     {options}
@@ -134,7 +135,7 @@ async def measure_many(
     plan = RunPlan.of("measure", {name: given[name] for name in ("target", "devices", "compile", "benchmark")})
     work, name = named_work(task)
     problems = [None] if given["problems"] is None else [each.arguments for each in Problems(given["problems"])]
-    programs = [(os.fspath(each), _program(os.fspath(each))) for each in candidates]
+    programs = await anyio.to_thread.run_sync(list, map(_program, [*candidates]), abandon_on_cancel=True)
     judged: dict[Program, list[Evaluation]] = {program: [] for _, program in programs}
     folder = Path(given["journal"] or ResultCache().new_path(name).with_suffix(""))
     await anyio.to_thread.run_sync(make_private_folder, str(folder), abandon_on_cancel=True)
@@ -150,17 +151,20 @@ async def measure_many(
                     apart = one.kind == NO_FINAL and len(batch) > 1  # apart, a candidate only ends its own final
                     judged[program] += await run([program]) if apart else [one]
     assert described.spec is not None, "it was described"
-    return [_result(text, program, described.spec.name, judged[program]) for text, program in programs]
+    return [_result(label, program, described.spec.name, judged[program]) for label, program in programs]
 
 
-def _program(given: str) -> Program:
-    """Return the program that `given` names or contains. Raises `UsageError` if the file cannot be read."""
-    file, _, name = given.rpartition(":")
-    file, name = (file, name) if file and name.isidentifier() else (given, "")
+def _program(given: str | os.PathLike[str]) -> tuple[str, Program]:
+    """Return the label and the program of a candidate. Raises `UsageError` if the file cannot be read."""
+    if isinstance(given, str):  # a stranger may have written it, so it never names a file
+        return "<text>", (given, "")
+    path = os.fspath(given)
+    file, _, name = path.rpartition(":")
+    file, name = (file, name) if file and name.isidentifier() else (path, "")
     try:
-        return (given, "") if "\n" in given else (Path(file).read_text(errors="replace"), name)
+        return path, (read_file(file).decode(errors="replace"), name)
     except OSError as error:
-        raise UsageError(f"candidate {given}: {error.strerror}: give FILE.py or FILE.py:NAME") from error
+        raise UsageError(f"candidate {path}: {error.strerror}: give FILE.py or FILE.py:NAME") from error
 
 
 def _digest(program: Program) -> str:
@@ -240,13 +244,13 @@ def _in_ms(timing: Timing) -> Interval:
     return low / 1e3, median / 1e3, high / 1e3
 
 
-def _result(given: str, program: Program, task: str, evaluations: Sequence[Evaluation]) -> MeasureResult:
+def _result(label: str, program: Program, task: str, evaluations: Sequence[Evaluation]) -> MeasureResult:
     last, means = evaluations[-1], dict[str, Any]()
     for name in ("latency_ms", "speedup", "reference_speedup"):
         if all(known := [getattr(each, name) for each in evaluations]):
             means[name] = tuple(map(statistics.geometric_mean, zip(*known, strict=True)))
     about: dict[str, Any] = {
-        "candidate": "<text>" if "\n" in given else given,
+        "candidate": label,
         "digest": _digest(program),
         "task": task,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,19 @@ async def test_what_the_judge_allows_by_name_is_measured() -> None:
     text = program('B[i] = T.call_extern("float32", "fabsf", A[i]) * 2.0')
     result = await atune.measure(text, TASK, allow=["fabsf"], **HERE)
     assert result.status == "wrong"
+
+
+async def test_a_string_is_a_program_and_only_a_path_names_a_file(tmp_path: Path) -> None:
+    (file := tmp_path / "good.py").write_text(program())
+    os.mkfifo(pipe := tmp_path / "pipe")
+    named = Path(f"{file}:double")
+    texts = [file, named, str(file), str(pipe), "def double(n): 1/0", "", "I am sorry, I cannot."]
+    results = await atune.measure_many(texts, TASK, **HERE)
+    assert [each.status for each in results] == ["passed"] * 2 + ["compile_error"] * 5
+    assert [each.candidate for each in results] == [str(file), str(named), *["<text>"] * 5]
+    for path in (pipe, tmp_path, Path("/dev/zero"), tmp_path / "gone.py"):
+        with pytest.raises(UsageError, match=f"candidate {path}: "):
+            await atune.measure(path, TASK, **HERE)
 
 
 async def test_a_latency_that_the_device_cannot_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,8 +211,8 @@ def measure_command(arguments: argparse.Namespace, interrupts: Interrupts) -> in
     options["devices"] = device_names(",".join(arguments.devices) or "all")
     options["compile"] = CompileSettings(compile_timeout_s=arguments.compile_timeout_s)
     options["benchmark"] = BenchmarkSettings(benchmark_timeout_s=arguments.benchmark_timeout_s)
-    candidates = [name for each in arguments.candidates for name in (sys.stdin if each == "-" else [each])]
-    call = partial(measure_many, [name.strip() for name in candidates if name.strip()], task, **options)
+    names = [name.strip() for each in arguments.candidates for name in (sys.stdin if each == "-" else [each])]
+    call = partial(measure_many, [Path(name) for name in names if name], task, **options)
     with interrupts.counted():
         ended = anyio.run(interruptible, call, interrupts, backend="asyncio")
     if ended is None:
