@@ -157,7 +157,7 @@ async def measure_many(
 def _program(given: str | os.PathLike[str]) -> tuple[str, Program]:
     """Return the label and the program of a candidate. Raises `UsageError` if the file cannot be read."""
     if isinstance(given, str):  # a stranger may have written it, so it never names a file
-        return "<text>", (given, "")
+        return "<text>", (given.encode(errors="replace").decode(), "")  # without lone surrogates
     path = os.fspath(given)
     file, _, name = path.rpartition(":")
     file, name = (file, name) if file and name.isidentifier() else (path, "")
@@ -168,7 +168,7 @@ def _program(given: str | os.PathLike[str]) -> tuple[str, Program]:
 
 
 def _digest(program: Program) -> str:
-    return hashlib.sha256(program[0].encode(errors="replace")).hexdigest()
+    return hashlib.sha256(program[0].encode()).hexdigest()
 
 
 async def _described(work: Any, plan: RunPlan, arguments: Mapping[str, Any] | None) -> LocalMachine:

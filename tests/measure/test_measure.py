@@ -130,10 +130,10 @@ async def test_a_string_is_a_program_and_only_a_path_names_a_file(tmp_path: Path
     (file := tmp_path / "good.py").write_text(program())
     os.mkfifo(pipe := tmp_path / "pipe")
     named = Path(f"{file}:double")
-    texts = [file, named, str(file), str(pipe), "def double(n): 1/0", "", "I am sorry, I cannot."]
+    texts = [file, named, str(file), str(pipe), "def double(n): 1/0", "", "I am sorry, I cannot.", "\ud800\n"]
     results = await atune.measure_many(texts, TASK, **HERE)
-    assert [each.status for each in results] == ["passed"] * 2 + ["compile_error"] * 5
-    assert [each.candidate for each in results] == [str(file), str(named), *["<text>"] * 5]
+    assert [each.status for each in results] == ["passed"] * 2 + ["compile_error"] * 6
+    assert [each.candidate for each in results] == [str(file), str(named), *["<text>"] * 6]
     for path in (pipe, tmp_path, Path("/dev/zero"), tmp_path / "gone.py"):
         with pytest.raises(UsageError, match=f"candidate {path}: "):
             await atune.measure(path, TASK, **HERE)
