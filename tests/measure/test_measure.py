@@ -214,5 +214,8 @@ def test_the_command_prints_an_object_for_each_candidate_and_exits_with_0_only_i
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(each["candidate"], each["status"]) for each in printed] == [("good.py", "passed"), ("wrong.py", "wrong")]
     assert [msgspec.convert(each, MeasureResult).problems[0].problem for each in printed] == [{"n": 1024}] * 2
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    assert main(["measure", "-", "--task", TASK, "--json"]) == 2
+    assert "no candidate" in json.loads(capsys.readouterr().out)["error"]["message"]
     assert main(["measure", "gone.py", "--task", TASK, "--target", "c", "--json"]) == 2
     assert "gone.py" in json.loads(capsys.readouterr().out)["error"]["message"]

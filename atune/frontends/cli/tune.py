@@ -212,6 +212,8 @@ def measure_command(arguments: argparse.Namespace, interrupts: Interrupts) -> in
     options["compile"] = CompileSettings(compile_timeout_s=arguments.compile_timeout_s)
     options["benchmark"] = BenchmarkSettings(benchmark_timeout_s=arguments.benchmark_timeout_s)
     names = [name.strip() for each in arguments.candidates for name in (sys.stdin if each == "-" else [each])]
+    if not any(names):
+        raise UsageError("no candidate is given: standard input names no file")
     call = partial(measure_many, [Path(name) for name in names if name], task, **options)
     with interrupts.counted():
         ended = anyio.run(interruptible, call, interrupts, backend="asyncio")
