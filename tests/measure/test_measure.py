@@ -214,6 +214,10 @@ def test_the_command_prints_an_object_for_each_candidate_and_exits_with_0_only_i
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(each["candidate"], each["status"]) for each in printed] == [("good.py", "passed"), ("wrong.py", "wrong")]
     assert [msgspec.convert(each, MeasureResult).problems[0].problem for each in printed] == [{"n": 1024}] * 2
+    (tmp_path / "small.py").write_text(program(before="assert n < 4096"))
+    (tmp_path / "sizes.json").write_text('[{"n": 512}, {"n": 4096}]')
+    assert main(["measure", "small.py", "--task", TASK, "--target", "c", "--problems", "sizes.json"]) == 1
+    assert "small.py   compile_error for n=4096: " in capsys.readouterr().out
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["measure", "-", "--task", TASK, "--json"]) == 2
     assert "no candidate" in json.loads(capsys.readouterr().out)["error"]["message"]

@@ -40,6 +40,7 @@ from atune.journal.events import Event
 from atune.journal.result import Result
 from atune.journal.set_folder import is_set, journals_in
 from atune.journal.state import State
+from atune.model.candidate import describe_config
 from atune.model.device import device_names
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log, stream_logger
@@ -229,7 +230,8 @@ def measure_command(arguments: argparse.Namespace, interrupts: Interrupts) -> in
 
 def _line(result: MeasureResult) -> Line:
     if result.latency_ms is None or result.speedup is None:
-        return Line(f"{result.candidate}   {result.status}: {result.reason}", "error")
+        where = describe_config(result.problems[-1].problem)
+        return Line(f"{result.candidate}   {result.status} for {where}: {result.reason}", "error")
     low, over, high = result.speedup
     gain = f"{over:.3f} times as fast as the default ({low:.3f} to {high:.3f})"
     return Line(f"{result.candidate}   {result.latency_ms[1]:.4g} ms, {gain}")
