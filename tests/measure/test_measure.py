@@ -126,6 +126,19 @@ async def test_what_the_judge_allows_by_name_is_measured() -> None:
     assert result.status == "wrong"
 
 
+async def test_each_result_is_told_as_soon_as_it_is_known(tmp_path: Path) -> None:
+    told = list[tuple[str, int]]()
+    texts = [program(), program("B[i] = A[i] * 3.0"), program()]
+
+    def tell(result: MeasureResult) -> None:
+        told.append((result.status, len([*tmp_path.glob("*.jsonl")])))
+
+    results = await atune.measure_many(texts, TASK, on_result=tell, journal=tmp_path, **HERE)
+    journals = [Path(each.problems[0].journal).name for each in results]
+    assert journals == ["0000.jsonl", "0001.jsonl", "0000.jsonl"]
+    assert told == [("passed", 1), ("wrong", 2), ("passed", 2)]
+
+
 async def test_a_string_is_a_program_and_only_a_path_names_a_file(tmp_path: Path) -> None:
     (file := tmp_path / "good.py").write_text(program())
     os.mkfifo(pipe := tmp_path / "pipe")

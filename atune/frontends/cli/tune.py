@@ -212,19 +212,21 @@ def measure_command(arguments: argparse.Namespace, interrupts: Interrupts) -> in
     options["devices"] = device_names(",".join(arguments.devices) or "all")
     options["compile"] = CompileSettings(compile_timeout_s=arguments.compile_timeout_s)
     options["benchmark"] = BenchmarkSettings(benchmark_timeout_s=arguments.benchmark_timeout_s)
+
+    def show(result: MeasureResult) -> None:
+        print_out(msgspec.json.encode(result).decode()) if arguments.json else print_lines([_line(result)])
+
     names = [name.strip() for each in arguments.candidates for name in (sys.stdin if each == "-" else [each])]
     if not any(names):
         raise UsageError("no candidate is given: standard input names no file")
-    call = partial(measure_many, [Path(name) for name in names if name], task, **options)
+    call = partial(measure_many, [Path(name) for name in names if name], task, on_result=show, **options)
     with interrupts.counted():
         ended = anyio.run(interruptible, call, interrupts, backend="asyncio")
     if ended is None:
         print_message("interrupted", kind="")
         return INTERRUPTED
     if isinstance(ended, BaseException):
-        return report_error(ended, debug=arguments.debug, json=arguments.json)
-    for result in ended:
-        print_out(msgspec.json.encode(result).decode()) if arguments.json else print_lines([_line(result)])
+        raise ended
     return OK if all(result.status == "passed" for result in ended) else NO_WINNER
 
 
