@@ -104,7 +104,10 @@ def test_b34_the_key_covers_outputs_inputs_checks_and_callbacks() -> None:
 
 def test_b35_results_lie_in_a_folder_of_their_own() -> None:
     """Results do not have a separate folder for each key; the migration page says where the results are."""
-    assert "| `TILELANG_CACHE_DIR` | atune keeps results and libraries in the subfolder `atune` of this folder |" in MIGRATION
+    assert (
+        "| `TILELANG_CACHE_DIR` | atune keeps results and libraries in the subfolder `atune` of this folder |"
+        in MIGRATION
+    )
 
 
 def test_b36_a_saved_result_has_the_guides_files(tmp_path: Path) -> None:
