@@ -122,8 +122,9 @@ class FinalStage:
         workers: Sequence[CompileWorker],
         candidate: Callable[[int], Candidate],
         looks: int = INTERIM_LOOKS,
+        alone: bool = False,
     ) -> None:
-        self.run, self.benchmark, self.looks = run, benchmark, looks
+        self.run, self.benchmark, self.looks, self.alone = run, benchmark, looks, alone
         self.measuring, self.workers, self.candidate = measuring, workers, candidate
         self.emit, self.state = run.recorder.emit, run.recorder.state
         self._memory_bytes = 0
@@ -144,7 +145,8 @@ class FinalStage:
         most = max(2, self.benchmark.n_final)
         best = finalists(self.state.admitted(), reference_ms, most)
         contenders = [measured.index for measured in best]
-        if self.benchmark.n_final == 0 or len(contenders) < 2 or self.state.final is not None:
+        fewest = 1 if self.alone and any(self.state.first(i).in_space for i in contenders) else 2
+        if self.benchmark.n_final == 0 or len(contenders) < fewest or self.state.final is not None:
             return await self._recovered(wrong)
         usable = self.measuring.usable()
         if not usable:
@@ -155,12 +157,12 @@ class FinalStage:
         if default is not None and self.state.first(default).may_win:
             contenders = list(dict.fromkeys([*contenders, default]))
         chosen = list(dict.fromkeys([*contenders, *([] if default is None else [default])]))
-        if len(chosen) < 2:
+        if len(chosen) < fewest:
             return await self._recovered(wrong)
         await self._recover(chosen)
         chosen = [i for i in chosen if i in self.run.artifacts]
         contenders = [i for i in contenders if i in self.run.artifacts]
-        if len(chosen) < 2 or not contenders:
+        if len(chosen) < fewest or not contenders:
             return False
         worker = next((worker for worker in usable if worker.alive), usable[0])
         if not worker.alive and not await self.measuring.restarted(worker, ENDED_BETWEEN):

@@ -68,6 +68,8 @@ class EngineSettings:
     journal: str = ""
     looks: int = 10
     """Largest number of times that the final examines the order, each after a set of rounds."""
+    alone: bool = False
+    """Whether a candidate of the space gets a final even if no other code was measured."""
     cached: bool = True
     """Whether the result cache may use this run."""
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Literal, Unpack, cast
 
 import anyio.to_thread
 import msgspec
 
+from atune.engine.interfaces import ignored
 from atune.errors import NoWinner, UsageError
 from atune.frontends.problems import Problems
 from atune.frontends.run_options import MeasureOptions
@@ -24,7 +25,7 @@ from atune.journal.events import CandidateMeasured
 from atune.journal.result import Result
 from atune.journal.state import State
 from atune.model.candidate import BASELINE
-from atune.model.folders import make_private_folder
+from atune.model.folders import make_private_folder, read_file
 from atune.model.measurement import IN_FINAL, Timing, fastest_ms, median_interval, ratio_interval
 from atune.model.options import complete, documents, refuse_unknown
 from atune.workers.foreign import ForeignMachine
@@ -107,7 +108,8 @@ async def measure(
     Parameters
     ----------
     candidate
-        ``"FILE.py"``, ``"FILE.py:NAME"`` or a program's text. The kernel function gets the problem's arguments.
+        A program's text, or ``Path("FILE.py")`` or ``Path("FILE.py:NAME")``. A string never names a file. The kernel
+        function gets the problem's arguments.
     task
         A `Workload` with a reference, or ``"FILE.py:NAME"``. The task is trusted.
     {options}
@@ -117,7 +119,11 @@ async def measure(
 
 @documents(MeasureOptions)
 async def measure_many(
-    candidates: Iterable[str | os.PathLike[str]], task: Workload | FileRef | str, **options: Unpack[MeasureOptions]
+    candidates: Iterable[str | os.PathLike[str]],
+    task: Workload | FileRef | str,
+    *,
+    on_result: Callable[[MeasureResult], object] = ignored,
+    **options: Unpack[MeasureOptions],
 ) -> list[MeasureResult]:
     """Measure each of `candidates` like `measure`, and return the results in the order of the candidates.
 
@@ -127,6 +133,8 @@ async def measure_many(
     ----------
     candidates, task
         Several candidates, and a task, as `measure` takes them.
+    on_result
+        Called with each result as soon as it is known, in the order of the candidates.
     {options}
     """
     refuse_unknown("measure", options, [*MeasureOptions.__annotations__])
@@ -134,37 +142,44 @@ async def measure_many(
     plan = RunPlan.of("measure", {name: given[name] for name in ("target", "devices", "compile", "benchmark")})
     work, name = named_work(task)
     problems = [None] if given["problems"] is None else [each.arguments for each in Problems(given["problems"])]
-    programs = [(os.fspath(each), _program(os.fspath(each))) for each in candidates]
+    programs = await anyio.to_thread.run_sync(list, map(_program, [*candidates]), abandon_on_cancel=True)
     judged: dict[Program, list[Evaluation]] = {program: [] for _, program in programs}
+    results = list[MeasureResult]()
     folder = Path(given["journal"] or ResultCache().new_path(name).with_suffix(""))
     await anyio.to_thread.run_sync(make_private_folder, str(folder), abandon_on_cancel=True)
     async with shared_processes() if len(judged) * len(problems) > 1 else nullcontext() as shared:
         plan = replace(plan, journal=folder, shared=shared, log=False, progress=False)
-        for arguments in problems:
-            described = await _described(work, plan, arguments)
-            run = partial(_run, described, plan, given["allow"])
-            left = [program for program, before in judged.items() if all(one.status == "passed" for one in before)]
-            size = 1 if described.discovery.target.kind == "c" else BATCH  # native code could harm other candidates
-            for batch in (left[start : start + size] for start in range(0, len(left), size)):
-                for program, one in zip(batch, await run(batch), strict=True):
-                    apart = one.kind == NO_FINAL and len(batch) > 1  # apart, a candidate only ends its own final
+        tasks = [await _described(work, plan, arguments) for arguments in problems]
+        size = 1 if tasks[0].discovery.target.kind == "c" else BATCH  # native code could harm other candidates
+        for batch in ([*judged][start : start + size] for start in range(0, len(judged), size)):
+            for described in tasks:
+                run = partial(_run, described, plan, given["allow"])
+                left = [program for program in batch if all(one.status == "passed" for one in judged[program])]
+                for program, one in zip(left, await run(left) if left else (), strict=True):
+                    apart = one.kind == NO_FINAL and len(left) > 1  # apart, a candidate only ends its own final
                     judged[program] += await run([program]) if apart else [one]
-    assert described.spec is not None, "it was described"
-    return [_result(text, program, described.spec.name, judged[program]) for text, program in programs]
+            assert described.spec is not None, "it was described"
+            for label, program in takewhile(lambda each: judged[each[1]], programs[len(results) :]):
+                results.append(_result(label, program, described.spec.name, judged[program]))
+                on_result(results[-1])
+    return results
 
 
-def _program(given: str) -> Program:
-    """Return the program that `given` names or contains. Raises `UsageError` if the file cannot be read."""
-    file, _, name = given.rpartition(":")
-    file, name = (file, name) if file and name.isidentifier() else (given, "")
+def _program(given: str | os.PathLike[str]) -> tuple[str, Program]:
+    """Return the label and the program of a candidate. Raises `UsageError` if the file cannot be read."""
+    if isinstance(given, str):  # a stranger may have written it, so it never names a file
+        return "<text>", (given.encode(errors="replace").decode(), "")  # without lone surrogates
+    path = os.fspath(given)
+    file, _, name = path.rpartition(":")
+    file, name = (file, name) if file and name.isidentifier() else (path, "")
     try:
-        return (given, "") if "\n" in given else (Path(file).read_text(errors="replace"), name)
+        return path, (read_file(file).decode(errors="replace"), name)
     except OSError as error:
-        raise UsageError(f"candidate {given}: {error.strerror}: give FILE.py or FILE.py:NAME") from error
+        raise UsageError(f"candidate {path}: {error.strerror}: give FILE.py or FILE.py:NAME") from error
 
 
 def _digest(program: Program) -> str:
-    return hashlib.sha256(program[0].encode(errors="replace")).hexdigest()
+    return hashlib.sha256(program[0].encode()).hexdigest()
 
 
 async def _described(work: Any, plan: RunPlan, arguments: Mapping[str, Any] | None) -> LocalMachine:
@@ -197,7 +212,7 @@ async def _run(
     )
     journal = next(path for n in count() if not (path := plan.journal / f"{n:04}.jsonl").exists())
     once: dict[str, Any] = {"strategy": "exhaustive", "prior": False, "looks": 1, "cached": False, "recall": None}
-    plan = replace(plan, machine=machine, journal=journal).with_settings(benchmark=benchmark, **once)
+    plan = replace(plan, machine=machine, journal=journal).with_settings(benchmark=benchmark, alone=True, **once)
     async with Tuner.planned(None, plan) as tuner:
         try:
             result: Result = await tuner.result()
@@ -219,8 +234,7 @@ def _evaluation(index: int, result: Result, state: State, say: partial[Evaluatio
         return say(status=STATUSES.get(kind, "crashed"), kind=kind, reason=record.message, detail=record.detail)
     if not outcome.checked:
         raise UsageError(f"the task {result.header.workload} has no reference: give reference=, or check=")
-    lost = "each call checked" not in record.timing.method and record.credited != default.credited
-    if lost or default.timing is None:  # also if the default failed beside it
+    if default.timing is None or "each call checked" not in record.timing.method:  # also if the default failed
         return say(status="crashed", kind=NO_FINAL, reason=default.message or next(iter(state.warnings), NO_FINAL))
     own, base, reference = record.timing, default.timing, None if state.final is None else state.final.reference
     device = next(device for device in result.devices if device.id == record.device)
@@ -240,14 +254,10 @@ def _in_ms(timing: Timing) -> Interval:
     return low / 1e3, median / 1e3, high / 1e3
 
 
-def _result(given: str, program: Program, task: str, evaluations: Sequence[Evaluation]) -> MeasureResult:
+def _result(label: str, program: Program, task: str, evaluations: Sequence[Evaluation]) -> MeasureResult:
     last, means = evaluations[-1], dict[str, Any]()
     for name in ("latency_ms", "speedup", "reference_speedup"):
         if all(known := [getattr(each, name) for each in evaluations]):
             means[name] = tuple(map(statistics.geometric_mean, zip(*known, strict=True)))
-    about: dict[str, Any] = {
-        "candidate": "<text>" if "\n" in given else given,
-        "digest": _digest(program),
-        "task": task,
-    }
+    about: dict[str, Any] = {"candidate": label, "digest": _digest(program), "task": task}
     return MeasureResult(status=last.status, reason=last.reason, problems=tuple(evaluations), **about, **means)

@@ -169,7 +169,7 @@ def working_folder() -> str:
 
 def make_private_folder(folder: str) -> None:
     """Create `folder` and its missing parents, so that only this user can access them. Raises `OSError`."""
-    if not os.path.isdir(folder):
+    if not os.path.isdir(folder or "."):
         make_private_folder(os.path.dirname(folder))
         try:
             os.mkdir(folder, 0o700)

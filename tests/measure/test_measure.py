@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,16 +110,18 @@ def test_a_refused_text_is_named_with_its_operator(judged: dict[str, MeasureResu
     assert " in tirx." not in judged["text"].reason
 
 
+@pytest.mark.parametrize("name", ["good", "as the default"])
 def test_a_candidate_that_passes_is_timed_beside_default_and_reference_on_new_inputs(
-    judged: dict[str, MeasureResult],
+    judged: dict[str, MeasureResult], name: str
 ) -> None:
-    [one] = judged["good"].problems
+    """A candidate with the code of the default gets the default's figures from the final."""
+    [one] = judged[name].problems
     assert one.fresh_inputs
     assert one.checked_calls >= 20
     for interval in (one.latency_ms, one.baseline_ms, one.reference_ms, one.speedup, one.reference_speedup):
         assert interval is not None
         assert 0 < interval[0] <= interval[1] <= interval[2]
-    assert judged["good"].speedup == pytest.approx(one.speedup)
+    assert judged[name].speedup == pytest.approx(one.speedup)
     assert judged["as the default"].speedup == (1, 1, 1)
 
 
@@ -152,6 +155,32 @@ async def test_what_the_judge_allows_by_name_is_measured() -> None:
     text = program('B[i] = T.call_extern("float32", "fabsf", A[i]) * 2.0')
     result = await atune.measure(text, TASK, allow=["fabsf"], **HERE)
     assert result.status == "wrong"
+
+
+async def test_each_result_is_told_as_soon_as_it_is_known(tmp_path: Path) -> None:
+    told = list[tuple[str, int]]()
+    texts = [program(), program("B[i] = A[i] * 3.0"), program()]
+
+    def tell(result: MeasureResult) -> None:
+        told.append((result.status, len([*tmp_path.glob("*.jsonl")])))
+
+    results = await atune.measure_many(texts, TASK, on_result=tell, journal=tmp_path, **HERE)
+    journals = [Path(each.problems[0].journal).name for each in results]
+    assert journals == ["0000.jsonl", "0001.jsonl", "0000.jsonl"]
+    assert told == [("passed", 1), ("wrong", 2), ("passed", 2)]
+
+
+async def test_a_string_is_a_program_and_only_a_path_names_a_file(tmp_path: Path) -> None:
+    (file := tmp_path / "good.py").write_text(program())
+    os.mkfifo(pipe := tmp_path / "pipe")
+    named = Path(f"{file}:double")
+    texts = [file, named, str(file), str(pipe), "def double(n): 1/0", "", "I am sorry, I cannot.", "\ud800\n"]
+    results = await atune.measure_many(texts, TASK, **HERE)
+    assert [each.status for each in results] == ["passed"] * 2 + ["compile_error"] * 6
+    assert [each.candidate for each in results] == [str(file), str(named), *["<text>"] * 6]
+    for path in (pipe, tmp_path, Path("/dev/zero"), tmp_path / "gone.py"):
+        with pytest.raises(UsageError, match=f"candidate {path}: "):
+            await atune.measure(path, TASK, **HERE)
 
 
 async def test_a_latency_that_the_device_cannot_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,12 +250,20 @@ def test_the_command_prints_an_object_for_each_candidate_and_exits_with_0_only_i
     for name in ("good", "wrong"):
         (tmp_path / f"{name}.py").write_text(PROGRAMS[name])
     monkeypatch.chdir(tmp_path)
-    assert main(["measure", "good.py:double", "--task", TASK, "--target", "c"]) == 0
+    assert main(["measure", "good.py:double", "--task", TASK, "--target", "c", "--journal", "new/folder"]) == 0
+    assert Path("new/folder/0000.jsonl").exists()
     assert "good.py:double" in capsys.readouterr().out
     monkeypatch.setattr("sys.stdin", io.StringIO("good.py\nwrong.py\n"))
     assert main(["measure", "-", "--task", TASK, "--target", "c", "--json"]) == 1
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(each["candidate"], each["status"]) for each in printed] == [("good.py", "passed"), ("wrong.py", "wrong")]
     assert [msgspec.convert(each, MeasureResult).problems[0].problem for each in printed] == [{"n": 1024}] * 2
+    (tmp_path / "small.py").write_text(program(before="assert n < 4096"))
+    (tmp_path / "sizes.json").write_text('[{"n": 512}, {"n": 4096}]')
+    assert main(["measure", "small.py", "--task", TASK, "--target", "c", "--problems", "sizes.json"]) == 1
+    assert "small.py   compile_error for n=4096: " in capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    assert main(["measure", "-", "--task", TASK, "--json"]) == 2
+    assert "no candidate" in json.loads(capsys.readouterr().out)["error"]["message"]
     assert main(["measure", "gone.py", "--task", TASK, "--target", "c", "--json"]) == 2
     assert "gone.py" in json.loads(capsys.readouterr().out)["error"]["message"]

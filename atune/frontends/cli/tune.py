@@ -40,6 +40,7 @@ from atune.journal.events import Event
 from atune.journal.result import Result
 from atune.journal.set_folder import is_set, journals_in
 from atune.journal.state import State
+from atune.model.candidate import describe_config
 from atune.model.device import device_names
 from atune.model.settings import BenchmarkSettings, Budget, CompileSettings
 from atune.reporting.log import event_log, stream_logger
@@ -211,23 +212,28 @@ def measure_command(arguments: argparse.Namespace, interrupts: Interrupts) -> in
     options["devices"] = device_names(",".join(arguments.devices) or "all")
     options["compile"] = CompileSettings(compile_timeout_s=arguments.compile_timeout_s)
     options["benchmark"] = BenchmarkSettings(benchmark_timeout_s=arguments.benchmark_timeout_s)
-    candidates = [name for each in arguments.candidates for name in (sys.stdin if each == "-" else [each])]
-    call = partial(measure_many, [name.strip() for name in candidates if name.strip()], task, **options)
+
+    def show(result: MeasureResult) -> None:
+        print_out(msgspec.json.encode(result).decode()) if arguments.json else print_lines([_line(result)])
+
+    names = [name.strip() for each in arguments.candidates for name in (sys.stdin if each == "-" else [each])]
+    if not any(names):
+        raise UsageError("no candidate is given: standard input names no file")
+    call = partial(measure_many, [Path(name) for name in names if name], task, on_result=show, **options)
     with interrupts.counted():
         ended = anyio.run(interruptible, call, interrupts, backend="asyncio")
     if ended is None:
         print_message("interrupted", kind="")
         return INTERRUPTED
     if isinstance(ended, BaseException):
-        return report_error(ended, debug=arguments.debug, json=arguments.json)
-    for result in ended:
-        print_out(msgspec.json.encode(result).decode()) if arguments.json else print_lines([_line(result)])
+        raise ended
     return OK if all(result.status == "passed" for result in ended) else NO_WINNER
 
 
 def _line(result: MeasureResult) -> Line:
     if result.latency_ms is None or result.speedup is None:
-        return Line(f"{result.candidate}   {result.status}: {result.reason}", "error")
+        where = describe_config(result.problems[-1].problem)
+        return Line(f"{result.candidate}   {result.status} for {where}: {result.reason}", "error")
     low, over, high = result.speedup
     gain = f"{over:.3f} times as fast as the default ({low:.3f} to {high:.3f})"
     return Line(f"{result.candidate}   {result.latency_ms[1]:.4g} ms, {gain}")
