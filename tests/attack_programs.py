@@ -178,7 +178,7 @@ os._exit(1)
 FILES = """
 open("HERE/tasks.py", "a")
 open("LEFT", "w")
-open(os.path.expanduser("~/.left"), "w")
+open(__import__("pwd").getpwuid(os.getuid()).pw_dir + "/.left", "w")
 open("/dev/shm/left", "w")
 open("/tmp/left", "w")
 open(sys.modules["atune"].__file__, "a")
@@ -196,7 +196,15 @@ PROCESSES = """
 some(lambda pid: os.kill(int(pid), 0), pids)
 some(lambda pid: open(f"/proc/{pid}/mem", "rb+"), pids)
 some(lambda pid: open(f"/proc/{pid}/environ", "rb").read(), pids)
+some(lambda pid: open(f"/proc/{pid}/cmdline", "rb").read(), pids)
+os.stat("/proc/HOST")
 os.nice(-10)
+"""
+SECRETS = """
+os.environ["ATUNE_TEST_SECRET"]
+__import__("posix").environ[b"ATUNE_TEST_SECRET"]
+open("/proc/self/environ").read().index("ATUNE_TEST_SECRET")
+1 // ctypes.CDLL(None).getenv(b"ATUNE_TEST_SECRET")
 """
 LIMITS = """
 bytearray(64 << 30)
@@ -265,7 +273,7 @@ PYTHON = {
     "environment": Attack(does(ENVIRONMENT), "passed"),
     "elsewhere": Attack(does(ELSEWHERE), "passed"),
     "reads": Attack(does(READS), "compile_error", "return A * 2"),
-    "forged": Attack(does(FORGED), "compile_error"),
+    "forged": Attack(does(FORGED), "refused", "wrote into its answer"),
     "nodes": Attack(does(NODES), "refused", "ffi.Function"),
 }
 """Attacks by what the candidate's Python does."""
@@ -273,6 +281,7 @@ SANDBOX = {
     "files": Attack(tries(FILES), "passed"),
     "network": Attack(tries(NETWORK), "passed"),
     "processes": Attack(tries(PROCESSES), "passed"),
+    "secrets": Attack(tries(SECRETS), "passed"),
     "limits": Attack(tries(LIMITS), "passed"),
 }
 """Attacks that need the sandbox."""

@@ -124,15 +124,15 @@ def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, 
     else:
         given, stage = call.options.workload, call.owner.frontend
         named, kept = outputs_named(kernel, given.get("out_idx")), (given.get("zero") or (), given.get("restore") or ())
-        each = (stage.first_function(kernel, written, [c]) for c in (config, given.get("default") or {}))
+        default = given.get("default") or {}  # may crash this process, which the tuned roles make unnecessary
+        tried = [config] if tuned is not None or not call.sets_all(default) else [config, default]
+        each = (stage.first_function(kernel, written, [c]) for c in tried)
         own = [stage.roles_of(function, named, *kept) for function in each if function is not None]
         roles = fitting(own[0], own[-1]) if own else Roles()  # if neither lowers, compiling reports the reason
-        if tuned is not None and len(tuned.outputs) == len(roles.outputs):
+        if tuned is not None:
             # The tuned roles belong to the winner at the tuned size. Another size may have an additional parameter.
-            moved = sorted(tuned.outputs) != sorted(roles.outputs)
+            moved = len(tuned.outputs) == len(roles.outputs) and sorted(tuned.outputs) != sorted(roles.outputs)
             roles = msgspec.structs.replace(roles, set_up=tuned.set_up) if moved else tuned
-        elif tuned is not None:
-            roles = tuned
     return roles.where_given(range(len(call.names)))
 
 

@@ -190,14 +190,18 @@ class Call:
                 raise UsageError(f"{option}: the function must take the call's arguments: {error}") from error
         return function(*args, **kwargs)
 
+    def sets_all(self, config: Config) -> bool:
+        """Tell whether each tunable argument has a value in `config`, or a default other than None."""
+        return all(name in config or self.values.get(name) is not None for name in self.tunables)
+
     def probes(self) -> list[Config]:
-        """Return configurations to trace before the problem is known: the defaults, then some points of the space."""
-        axes = self.space.axes
-        if not axes:
+        """Return configurations to trace before the problem is known: some points of the space, and the defaults."""
+        fixed = {name: values for name, values in self.space.axes.items() if not callable(values)}
+        some = [{n: v[i % len(v)] for n, v in fixed.items()} for i in range(4)]
+        if not self.space.axes:
             most = None if self.options.like_tilelang else PROBES
-            return [{}, *map(self.encoder.given, itertools.islice(self.space.points({}).given(), most))]
-        fixed = {name: values for name, values in axes.items() if not callable(values)}
-        return [{}, *({n: v[i % len(v)] for n, v in fixed.items()} for i in range(4))]
+            some = [*map(self.encoder.given, itertools.islice(self.space.points({}).given(), most))]
+        return [{}, *some] if self.sets_all({}) else some  # tilelang may crash if an argument is None
 
     def refuse_unknown(self, known: Container[str], more: str) -> None:
         """Raise `TypeError` if the call passes an argument that is not in `known`."""

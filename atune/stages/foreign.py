@@ -12,7 +12,6 @@ import os
 import re
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -28,8 +27,10 @@ from atune.stages.codegen import context_of, load_ir
 from atune.stages.frontend import elaborated, kernel_parameters
 from atune.workload.fingerprint import function_of
 from atune.workload.pickling import run_file
-from atune.workload.source_locations import detail_of
+from atune.workload.source_locations import detail_of, place_of
 
+KEPT = re.compile(r"PATH|LANG|LC_\w+|LD_LIBRARY_PATH|CUDA_\w+|(TILELANG|TL|TVM)_\w+|ATUNE_WORKER")
+"""Pattern for the environment variables that a stranger gets. The values of other variables may be secrets."""
 CALLS = re.compile(r"extern|packed|call_|backend|tvm_struct|static_handle|anylist|profile|param|^(?!tl\.|tirx\.)", re.I)
 """Pattern for the names of operators that can call code that tilelang did not generate."""
 OWN = frozenset({"DP4A"})
@@ -61,7 +62,9 @@ def elaborate(payload: bytes) -> bytes:
     text, name, task, arguments, target, folder = msgspec.msgpack.decode(payload, type=kind)
     all_runs = os.path.dirname(os.path.dirname(folder))  # hidden, because it has sockets of other processes
     why, folder = sandbox.isolate(folder, all_runs)
-    tempfile.tempdir = os.environ["TMPDIR"] = os.environ[TILELANG_FOLDER] = folder
+    for hidden in [each for each in os.environ if not KEPT.fullmatch(each)]:
+        del os.environ[hidden]
+    tempfile.tempdir = os.environ["HOME"] = os.environ["TMPDIR"] = os.environ[TILELANG_FOLDER] = folder
     file = os.path.join(folder, "candidate.py")
     Path(file).write_text(text)
     return f"{why}\n".encode() + sandbox.answer_of(lambda: _elaborated(file, name, task, arguments, target))
@@ -73,11 +76,14 @@ def _elaborated(file: str, name: str, task: str, arguments: dict[str, Any], targ
         own = [n for n, v in names.items() if isinstance(f := function_of(v), FunctionType) and f.__globals__ is names]
         chosen = name or (own[0] if len(own) == 1 else task)
         if chosen not in names:
-            raise LookupError(f"the program has no kernel function {chosen!r}, but {', '.join(own) or 'none'}")
+            raise LookupError(f"the program has no kernel function {chosen!r}" + f", but {', '.join(own)}" * bool(own))
         function = elaborated(names[chosen], with_tuples(arguments), {}, context_of(target, None).target)
         return str(tilelang.tvm.ir.save_json(function)).encode()
     except BaseException as error:
-        return b"-" + msgspec.json.encode((in_one_line(error), detail_of(error)))
+        message, place = in_one_line(error).rpartition(f"{file} cannot be loaded: ")[2].rstrip(": "), place_of(error)
+        if place is not None and place.file == file and ", line " not in message:
+            message += f", line {place.line} of the program"
+        return b"-" + msgspec.json.encode((message, detail_of(error)))
 
 
 def admitted(text: bytes, own: Any, allow: Collection[str], *, on_cpu: bool) -> Any:
@@ -86,15 +92,20 @@ def admitted(text: bytes, own: Any, allow: Collection[str], *, on_cpu: bool) -> 
     `own`: the task's kernel, whose parameters the stranger's kernel must have. `allow`: names of external functions
     that the stranger's kernel may call. The name ``source`` also allows strings that could be code.
     """
-    graph = msgspec.json.decode(text)
-    _check_graph(graph["nodes"], allow)
+    try:
+        graph = msgspec.json.decode(text)
+        _check_graph(graph["nodes"], allow)
+    except (msgspec.DecodeError, LookupError, TypeError) as error:
+        raise Refused("the program wrote into its answer") from error
     graph["root_index"] = len(graph["nodes"]) - 1
     function = load_ir(msgspec.json.encode(graph).decode())
     if not isinstance(function, tilelang.tvm.tirx.PrimFunc):
         raise Refused("its kernel is not a PrimFunc")
-    pairs = zip_longest(kernel_parameters(function), kernel_parameters(own))
-    if (wrong := next(((i, *pair) for i, pair in enumerate(pairs) if pair[0] != pair[1]), None)) is not None:
-        raise Refused("parameter {} is {}, but must be {} as in the task".format(*wrong))
+    params, wanted = kernel_parameters(function), kernel_parameters(own)
+    if len(params) != len(wanted):
+        raise Refused(f"it has {len(params)} parameters, but the task's kernel has {len(wanted)}")
+    if (wrong := next((i for i, param in enumerate(params) if param != wanted[i]), None)) is not None:
+        raise Refused(f"parameter {wrong} is {params[wrong]}, but must be {wanted[wrong]} as in the task")
     if not on_cpu and (outside := _outside(function.body)):  # on the CPU, all code runs on the host
         raise Refused(f"a {outside[0]} outside of T.Kernel would run on the host")
     return function
@@ -116,7 +127,10 @@ def _check_graph(nodes: list[dict[str, Any]], allow: Collection[str]) -> None:
                 raise Refused(f"it calls {name[:80]!r}, which is not part of tilelang. The judge can allow the name")
         for text in re.findall(r'"((?:[^"\\]|\\.)*)"', msgspec.json.encode(node).decode()):
             if not TEXT.fullmatch(text) and "source" not in allow:
-                raise Refused(f"it contains {text[:80]!r}, which could be code. The judge can allow source text")
+                calls = [each["data"] for each in nodes[place:] if each["type"] == "tirx.Call"]
+                own = [f" in {nodes[call['op']]['data']}" for call in calls if place + 1 in nodes[call["args"]]["data"]]
+                what = f"{text[:80]!r}{''.join(own[:1])}"
+                raise Refused(f"it contains {what}, which could be code. The judge can allow source text")
 
 
 @functools.cache

@@ -1,5 +1,4 @@
-"""A sandbox for a stranger's Python: no network, no GPU, and one folder to write to. The sandbox needs user
-namespaces."""
+"""A sandbox for a stranger's Python: no network, no GPU, no other processes, one folder. It needs user namespaces."""
 
 from __future__ import annotations
 
@@ -9,6 +8,8 @@ import os
 import resource
 import struct
 from collections.abc import Callable
+
+from atune.workers.server_main import describe
 
 MEMORY_BYTES, FILE_BYTES, PROCESSES, ANSWER_BYTES = 8 << 30, 64 << 20, 64, 16 << 20
 """Limits: bytes of memory in addition to the worker's memory, bytes of a file, number of processes and threads, and
@@ -33,8 +34,7 @@ def isolate(folder: str, instead: str) -> tuple[str, str]:
     the folder to which the children can write.
 
     `folder`: the only folder to which the children can write. The children see `folder` at the path `instead`, so that
-    the original folder at this path is hidden. The children neither see nor signal other processes. Memory and the size
-    of files are limited even if isolating fails.
+    the original folder at this path is hidden. Memory and the size of files are limited even if isolating fails.
     """
     uid, gid, scratch = os.geteuid(), os.getegid(), instead.encode()
     with open("/proc/self/statm") as file:
@@ -49,6 +49,7 @@ def isolate(folder: str, instead: str) -> tuple[str, str]:
         _refuse_sockets()
         _call("mount", None, b"/", None, MS_REC_PRIVATE, None)
         _call("mount", folder.encode(), scratch, None, MS_BIND, None)
+        _call("mount", b"none", b"/proc", b"tmpfs", 0, None)  # else the children see all processes
         for gpu in (path for path in glob.glob("/dev/nvidia*") if not os.path.isdir(path)):
             _call("mount", b"/dev/null", gpu.encode(), None, MS_BIND, None)
         for path, flags, sets, clears in ((b"/", AT_RECURSIVE, READ_ONLY, 0), (scratch, 0, 0, READ_ONLY)):
@@ -80,7 +81,7 @@ def answer_of(work: Callable[[], bytes]) -> bytes:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == 1 and 0 < len(answer) <= ANSWER_BYTES:
         return answer
-    raise Crashed("its kernel is too large" if answer else f"elaborating ended its process with status {code}")
+    raise Crashed("its kernel is too large" if answer else describe(code))
 
 
 def _refuse_sockets() -> None:

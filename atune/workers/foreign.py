@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, RemoteError, WorkerLost, WorkerTimeout
-from atune.model.artifact import Failure
+from atune.model.artifact import Failure, FailureKind
 from atune.model.candidate import BASELINE, FOREIGN
 from atune.model.folders import made_folder
 from atune.model.jobs import A, Job, RolesJob
@@ -89,4 +89,5 @@ class ForeignMachine(LocalMachine):
             message, detail = msgspec.json.decode(kernel[1:], type=tuple[str, str])
         except msgspec.MsgspecError as error:
             message, detail = "its answer is not valid", str(error)
-        return Failure(index, "lower", message[:MESSAGE_CHARACTERS], detail[-DETAIL_CHARACTERS:])
+        kind: FailureKind = "out_of_memory" if message.startswith("MemoryError") else "lower"
+        return Failure(index, kind, message[:MESSAGE_CHARACTERS], detail[-DETAIL_CHARACTERS:])

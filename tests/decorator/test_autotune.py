@@ -10,6 +10,8 @@ import tilelang
 import tilelang.language as T
 import torch
 from decorated import doubled, multiply, plus, scale_jit, shift, shift_any, times
+from programs import python
+from unset_kernels import WAYS
 
 import atune
 from atune.errors import UsageError
@@ -29,6 +31,13 @@ def test_lazy_kernels_come_back_compiled(tuned: Any, monkeypatch: pytest.MonkeyP
     assert kernel(256) is found and kernel(n=256) is found and kernel.compile(256) is found
     assert kernel.best_config(256) == found.config
     assert kernel.__name__ == "scale" and "A * factor" in kernel.__doc__
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_kernel_is_never_called_here_without_a_value_for_a_tunable(way: str) -> None:
+    """tilelang may end the process if an argument is None, which only a worker survives."""
+    done = python("-m", "unset_kernels", way)
+    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["done"]), done.stderr
 
 
 def test_symbolic_dimensions_of_an_eager_kernel(tuned: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +75,7 @@ def test_numbers_that_are_given_at_run_time(tuned: Any, monkeypatch: pytest.Monk
     for by in (4, 5):
         assert torch.equal(kernel(A, by), A * by) and torch.equal(kernel(A, by=by), A * by)
     assert len(kernel._entries) == 3 and len(kernel.winners.known) == 1
-    with pytest.raises(UsageError, match="given at run time"):
+    with pytest.raises(UsageError, match="is a number: call the kernel with the number"):
         tuned(multiply).compile(n=64)
 
 

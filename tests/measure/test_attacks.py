@@ -41,13 +41,19 @@ def processes(mark: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The words in the programs of attacks, and their values: paths, and a port and a socket that accept."""
+    """The words in the programs of attacks, and their values: paths, a process, and a port and a socket that accept."""
     folder = tmp_path_factory.mktemp("attacked")
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as named:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as named,
+    ):
         named.bind(path := str(folder / "socket"))
         named.listen()
-        port = str(server.getsockname()[1])
-        yield {"HERE": str(HERE), "LEFT": str(folder / "left"), "PORT": port, "SOCKET": path, "MARK": MARK}
+        patch.setenv("ATUNE_TEST_SECRET", "secret")
+        port, pid = str(server.getsockname()[1]), str(os.getpid())
+        left = str(folder / "left")
+        yield {"HERE": str(HERE), "LEFT": left, "PORT": port, "SOCKET": path, "MARK": MARK, "HOST": pid}
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ TASK = f"{Path(__file__).parent / 'tasks.py'}:DOUBLE"
 HERE = {"target": "c", "compile": atune.CompileSettings(compile_timeout_s=20)}
 pytestmark = pytest.mark.anyio
 
+ASSERTS = "T.device_assert(A[i] > -1e9); B[i] = A[i] * 2.0"
 PROGRAMS = {
     "good": program(),
     "good again": program(),
@@ -40,6 +41,12 @@ PROGRAMS = {
     "packed": program('T.call_packed("atune.anything", i)'),
     "text": program('T.import_source("int f() { return 1; }"); B[i] = A[i] * 2.0'),
     "dtype": program(of="float64"),
+    "assert": program(ASSERTS),
+    "empty": "x = 1\n",
+    "others": program().replace("def double", "def triple") + "\ndef more(n): pass\n",
+    "more": program().replace('"float32")):', '"float32"), C: T.Tensor((n,), "float32")):'),
+    "at once": "import os\n\nraise RuntimeError('boom')\n",
+    "hog": program(before="x = bytearray(64 << 30)"),
     "writes": program(before="open('WHERE/left', 'w')"),
     "connects": program(before="import socket; socket.create_connection(('127.0.0.1', 9), 1)"),
     "kills": program(before="import os; os.kill(os.getppid() or -1, 9)"),
@@ -49,7 +56,21 @@ EXPECTED = {
     "good": "passed", "good again": "passed", "as the default": "passed", "wrong": "wrong", "half": "wrong",
     "input": "wrong", "syntax": "compile_error", "raises": "compile_error", "ends": "crashed", "crashes": "crashed",
     "extern": "refused", "packed": "refused", "text": "refused", "dtype": "refused",
+    "assert": "refused", "empty": "compile_error", "others": "compile_error", "more": "refused",
+    "at once": "compile_error", "hog": "out_of_memory",
 }  # fmt: skip
+REASONS = {
+    "syntax": "SyntaxError: '(' was never closed (candidate.py, line 1)",
+    "raises": "ValueError: no kernel, line 5 of the program",
+    "ends": "elaborating failed: exited with status 0",
+    "crashes": "elaborating failed: killed by SIGSEGV",
+    "empty": "LookupError: the program has no kernel function 'double'",
+    "others": "LookupError: the program has no kernel function 'double', but triple, more",
+    "more": "it has 3 parameters, but the task's kernel has 2",
+    "at once": "RuntimeError: boom, line 3 of the program",
+    "hog": "MemoryError, line 5 of the program",
+}
+"""The whole reason of a program's failure."""
 
 
 @pytest.fixture
@@ -77,6 +98,16 @@ def test_whatever_a_candidate_does_is_a_status(judged: dict[str, MeasureResult],
     assert result.status == EXPECTED[name], result
     assert bool(result.reason) == (result.status != "passed")
     assert result.problems[0].native.startswith("not isolated")
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_reason_is_about_the_program(judged: dict[str, MeasureResult], name: str) -> None:
+    assert judged[name].reason == REASONS[name]
+
+
+def test_a_refused_text_is_named_with_its_operator(judged: dict[str, MeasureResult]) -> None:
+    assert "in tl.device_assert" in judged["assert"].reason
+    assert " in tirx." not in judged["text"].reason
 
 
 @pytest.mark.parametrize("name", ["good", "as the default"])
