@@ -58,7 +58,8 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
         configs = tilelang.normalize_pass_configs(dict(how.pass_configs))
         seen: list[Layouts] = []
         instruments, orders = facts.instruments(seen), list[tuple[Any, int]]()
-        key = "" if how.kind == "c" else ir_key_of(ir_text(_reordered(function, None, orders)), how)
+        without = function if how.kind == "c" else _reordered(function, None, orders)
+        key = ir_key_of(ir_text(without), how) if orders or _last else ""
         last = _last.get(key)
         with tilelang.tvm.transform.PassContext(opt_level=3, config=configs, instruments=instruments), context.target:
             if last is not None and [place for _, place in orders] in ([], [last[0]]):
