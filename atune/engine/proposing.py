@@ -13,6 +13,7 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
+from msgspec.structs import replace
 
 from atune.engine.interfaces import CompileWorker
 from atune.engine.plan import Plan
@@ -92,6 +93,9 @@ class ProposeStage:
         by_outcomes = start.settings.budget.auto and start.settings.pipeline
         self._learns = by_outcomes or not isinstance(plan.given, str) or learns(plan.given)
         self._outstanding = {candidate.index for candidate in plan.redo}
+        self._alike: dict[int, list[int]] = {}
+        """If all candidates will be tried: for each candidate, the kernels that may differ only in their block order. A
+        worker that lowers them one after another lowers all but the first quickly, so they are proposed together."""
 
     async def serve(self, workers: Sequence[CompileWorker], propose: MemoryObjectSendStream[Candidate]) -> None:
         """Propose until the strategy, the budget or the run ends. Raises `UsageError` and `SpaceError`."""
@@ -126,6 +130,10 @@ class ProposeStage:
             await self._propose(self._plan.candidates[index], propose)
             await self._propose_further_layouts(index, propose)
             count += 1
+            for other in self._alike.get(index, ()):
+                if not run.stopping and not run.recorder.state.entry(other).key:
+                    await self._propose(self._plan.candidates[other], propose)
+                    count += 1
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Call a function of the strategy, in a thread if it may take long. Raises `StrategyError`."""
@@ -207,7 +215,8 @@ class ProposeStage:
         run, recorder, settings = self._run, self._run.recorder, self._start.settings
         candidates, began = self._plan.candidates, recorder.elapsed_s
         tries_all = self._plan.proposable + len(proposed(recorder.state)) >= self._plan.total
-        limits = [ORDERING_S] if self._plan.given == EXHAUSTIVE and tries_all else []
+        every = self._plan.given == EXHAUSTIVE and tries_all
+        limits = [ORDERING_S] if every else []
         limits += [] if settings.budget.seconds is None else [SHARE_OF_TIME * settings.budget.seconds]
         until = began + min(limits, default=float("inf"))
         order = list(candidates.values())
@@ -217,6 +226,11 @@ class ProposeStage:
             if self._learns:  # importing numpy takes as long as the survey
                 tasks.start_soon(partial(anyio.to_thread.run_sync, import_module, "numpy", abandon_on_cancel=True))
             await survey.run(workers, run.found_roles)
+        families = dict[StaticFacts, list[int]]()
+        for index, known in survey.facts.items() if every else ():
+            work = known.work and replace(known.work, block_order="")
+            self._alike[index] = families.setdefault(replace(known, work=work), [])
+            self._alike[index].append(index)
         figures = run.figures
         assert figures is not None, "without figures there is no survey"
         fields = await anyio.to_thread.run_sync(columns, survey.facts, figures, abandon_on_cancel=True)

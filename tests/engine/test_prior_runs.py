@@ -74,6 +74,20 @@ async def test_nothing_is_surveyed_where_nobody_would_use_it(target: str, option
     assert not machine.elaborated and result.header is not None and result.header.strategy == strategy
 
 
+async def test_kernels_that_differ_in_their_block_order_are_proposed_together(tmp_path: Path) -> None:
+    def in_pairs(config: Mapping[str, Any]) -> StaticFacts:
+        pair, ordered = divmod(config["x"], 2)
+        one = copying(0)  # the estimates are all equal, and the seed decides between equal ones
+        work = msgspec.structs.replace(one.work, block_order="rasterization2DRow 8" if ordered else "")
+        return msgspec.structs.replace(one, source_bytes=pair, work=work)
+
+    machine = FakeMachine(100, Script(facts=in_pairs, latency_ms=lambda c: 1.0 + c["x"] % 7), target="sm_90a")
+    await tune(machine=machine, journal=tmp_path / "j")
+    tried = proposed(tmp_path / "j")
+    assert sorted(tried) == list(range(100)) and tried != sorted(tried)
+    assert all(one // 2 == other // 2 for one, other in zip(tried[::2], tried[1::2], strict=True))
+
+
 def too_large(config: Mapping[str, Any]) -> StaticFacts:
     """Return facts of which the prior's six best, and all from 40 on, need more shared memory than a block may have."""
     large = config["x"] in BEST[:6] or config["x"] >= 40
