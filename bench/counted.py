@@ -120,4 +120,5 @@ def empty_caches(prefix: str) -> Iterator[tuple[Path, dict[str, str]]]:
             "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
         }
         env.pop("ATUNE_CACHE_DIR", None)  # it would name a cache that is not empty
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # users' Python modules are compiled
         yield folder / "work", env

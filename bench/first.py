@@ -72,10 +72,15 @@ class Folder:
         self.env["PYTHONPATH"] = os.pathsep.join([str(root), *paths])
 
     def empty(self, keep: str = "") -> None:
-        """Empty both caches, but keep what has the name `keep` in atune's."""
-        for path in (*self.cache.glob("*"), *self.tilelang.glob("*")):
-            if path.name != keep:
+        """Empty both caches, but keep what has the name `keep` in atune's folders; see `kept`."""
+        saved = {*self.kept(keep)} if keep else set()
+        for path in (*self.cache.glob("*"), *self.tilelang.glob("atune/*"), *self.tilelang.glob("*")):
+            if not any(path in (one, *one.parents) for one in saved):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def kept(self, name: str) -> list[Path]:
+        """Return what has a name in atune's cache, and in the folder that the drop-in has in tilelang's cache."""
+        return [*self.cache.glob(name), *self.tilelang.glob(f"atune/{name}")]
 
     def write(self, name: str, text: str) -> str:
         (self.work / name).write_text(text)
@@ -142,7 +147,7 @@ def after(command: Command, keep: str = "") -> Prepare:
     """
 
     def prepare(folder: Folder) -> None:
-        if not (keep and any(folder.cache.glob(keep))):
+        if not (keep and folder.kept(keep)):
             folder.empty()
             folder.run(command(folder))
         if keep not in ("", "*"):
