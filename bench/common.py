@@ -15,17 +15,22 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 
-def options(description: str, limit_s: float, **more: Any) -> argparse.Namespace:
-    """Read the command line, and end the program after its time limit without any clean-up.
-
-    Its workers end, too, because Linux kills them when this process is gone.
-    """
+def option_parser(description: str, limit_s: float, **more: Any) -> argparse.ArgumentParser:
+    """Return a parser of the common options and of `more`: names with default values."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, help="folder for the results as JSON, and for journals")
     parser.add_argument("--limit", type=float, default=limit_s, metavar="S", help=f"hard time limit ({limit_s:g} s)")
     for name, default in more.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"({default})")
-    arguments = parser.parse_args()
+    return parser
+
+
+def options(description: str, limit_s: float, **more: Any) -> argparse.Namespace:
+    """Read the command line, and end the program after its time limit without any clean-up.
+
+    Its workers end, too, because Linux kills them when this process is gone.
+    """
+    arguments = option_parser(description, limit_s, **more).parse_args()
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
 

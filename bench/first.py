@@ -12,6 +12,7 @@ configurations, because its tuner measures on GPUs.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -26,13 +27,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import first_programs as programs
-from common import ROOT, options, report
+from common import ROOT, option_parser, options, report
 from counted import run_counted
 from sets import PROBLEMS, breakdown
 from vs_tilelang import child_command, machine
 
 from atune.workers.result_cache import ResultCache
 
+ABOUT = "Seconds until an answer, under tilelang's own tuner and under atune.", 86400.0
+"""The description of the command line, and the time limit in seconds."""
+OPTIONS = {"target": "cuda", "rows": "", "variants": "", "rounds": 2, "time_limit": 86400.0, "other": ""}
 RUN_S = 300.0
 """Time limit of a process."""
 ATUNE = (sys.executable, "-m", "atune")
@@ -307,11 +311,12 @@ class Session:
                 self.file.write_text(json.dumps(self.results, indent=1) + "\n")
 
 
+def parser() -> argparse.ArgumentParser:
+    return option_parser(*ABOUT, **OPTIONS)
+
+
 def main() -> None:
-    given = options(
-        "Seconds until an answer, under tilelang's own tuner and under atune.", 86400.0, target="cuda", rows="",
-        variants="", rounds=2, time_limit=86400.0, other="",
-    )  # fmt: skip
+    given = options(*ABOUT, **OPTIONS)
     if given.other and not Path(given.other, "atune").is_dir():
         raise SystemExit("--other must be the folder of another checkout, such as ../before")
     chosen = {name: kept(row, given.variants) for name, row in rows(given.target).items()}

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,8 +29,14 @@ from atune.reporting.progress import Progress
 
 HERE = Path(__file__).parent / "pictures"
 ROOT = Path(__file__).parents[1]
-COMPARED = "bench/results/vs_tilelang/result.json"
-"""Whole runs of tilelang's tuner and of atune, in turn on one machine."""
+FIRST = "bench/results/first/first-cuda.json"
+"""Seconds of whole processes under tilelang's tuner and under atune, in turn on one machine."""
+CHARTED = {
+    "drop-in-4": "4 configurations",
+    "library": "3 operators",
+    "all": "288 configurations",
+}
+"""The rows of `FIRST` in the chart, and their names there."""
 JOURNAL = "bench/results/layouts/wide.jsonl"
 COLUMNS = 80
 MOMENTS = 8
@@ -38,7 +45,7 @@ HELD = 6
 """Seconds that the result is shown longer than another frame."""
 ROW = 24.4
 """Height of a line of rich's pictures."""
-CHART = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 460 {height}" width="460" height="{height}" role="img">
+CHART = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 490 {height}" width="490" height="{height}" role="img">
 <title>{title}</title>
 <style>
 text {{ font: 16px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #24292f }}
@@ -47,7 +54,7 @@ text {{ font: 16px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #2429
   text {{ fill: #e6edf3 }} .page {{ fill: #0d1117 }} .slow {{ fill: #5c6670 }} .fast {{ fill: #2dd4bf }}
 }}
 </style>
-<rect class="page" width="460" height="{height}"/>
+<rect class="page" width="490" height="{height}"/>
 {bars}
 </svg>
 """
@@ -66,20 +73,33 @@ class Terminal(io.StringIO):
 SURROUNDINGS = {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "COLORTERM": "truecolor", "NO_COLOR": ""}
 
 
+def charted() -> dict[str, tuple[float, float]]:
+    """Return tilelang's and atune's seconds for each row of the chart: the medians of the stored rounds."""
+    rows = json.loads((ROOT / FIRST).read_text())["rows"]
+
+    def seconds(row: str, variant: str) -> float:
+        return statistics.median(taken[variant]["wall_s"] for taken in rows[row] if variant in taken)
+
+    return {name: (seconds(row, "tilelang"), seconds(row, "known")) for row, name in CHARTED.items()}
+
+
+def told() -> str:
+    """Return what the chart shows, as text."""
+    rows = charted().items()
+    return "; ".join(f"{name}: tilelang {theirs:.1f} s, atune {ours:.1f} s" for name, (theirs, ours) in rows)
+
+
 def chart() -> str:
     """Return the bars of how long each tuner took to its result, as SVG."""
-    runs = json.loads((ROOT / COMPARED).read_text())["tuners"]
-    most = max(run["result_s"] for run in runs)
-    bars, told = [], []
-    for row, run in enumerate(runs):
-        name, seconds = run["tuner"].replace("tilelang default", "tilelang.autotuner"), f"{run['result_s']:.1f} s"
-        colour, weight = ("fast", ' class="mine"') if name == "atune" else ("slow", "")
-        top, width = 10 + 50 * row, 225 * run["result_s"] / most
-        bars.append(f'<text x="150" y="{top + 22}" text-anchor="end"{weight}>{name}</text>')
-        bars.append(f'<rect class="{colour}" x="160" y="{top}" width="{width:.1f}" height="34" rx="3"/>')
-        bars.append(f'<text x="{170 + width:.1f}" y="{top + 22}"{weight}>{seconds}</text>')
-        told.append(f"{name} {seconds}")
-    return CHART.format(height=10 + 50 * len(runs), title=", ".join(told), bars="\n".join(bars))
+    most, bars = max(theirs for theirs, _ in charted().values()), []
+    for row, (name, both) in enumerate(charted().items()):
+        bars.append(f'<text x="150" y="{38 + 66 * row}" text-anchor="end">{name}</text>')
+        kinds = ("tilelang", "slow", ""), ("atune", "fast", ' class="mine"')
+        for line, (seconds, (tuner, colour, weight)) in enumerate(zip(both, kinds, strict=True)):
+            top, width = 10 + 66 * row + 26 * line, 180 * seconds / most
+            bars.append(f'<rect class="{colour}" x="160" y="{top}" width="{width:.1f}" height="22" rx="3"/>')
+            bars.append(f'<text x="{168 + width:.1f}" y="{top + 17}"{weight}>{tuner} {seconds:.1f} s</text>')
+    return CHART.format(height=6 + 66 * len(charted()), title=told(), bars="\n".join(bars))
 
 
 def progress(events: list[Event]) -> str:

@@ -31,7 +31,7 @@ NOT_RUN = {
     "atune tune gemm.py --cluster auto": "needs a Ray cluster",
     "atune tune examples/gemm.py --budget": "needs a GPU",
     "atune tune examples/layout_broadcast.py": "needs a GPU",
-    "python bench/vs_tilelang.py": "needs a GPU for minutes: tests/benches runs it",
+    "python bench/first.py": "needs a GPU for minutes: tests/benches runs it",
     "python examples/service.py": "serves until it is stopped: tests/test_service.py runs it",
     "atune compare": "its status depends on what was measured",
     "python -c": "its status depends on what was measured",

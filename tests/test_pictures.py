@@ -33,7 +33,9 @@ def test_the_stored_terminal_shows_what_is_printed_today() -> None:
 
 def test_the_stored_chart_shows_the_seconds_of_the_stored_runs() -> None:
     assert (pictures.HERE / "vs_tilelang.svg").read_text() == pictures.chart()
-    runs = json.loads((ROOT / pictures.COMPARED).read_text())["tuners"]
-    assert all(f">{run['result_s']:.1f} s<" in pictures.chart() for run in runs)
-    command, folder, _ = json.loads((ROOT / pictures.COMPARED).read_text())["command"].partition("bench/results")
-    assert f"{command}/tmp/vs_tilelang" in (ROOT / "README.md").read_text() and folder
+    rows = json.loads((ROOT / pictures.FIRST).read_text())["rows"]
+    both = ("tilelang", "tilelang"), ("atune", "known")
+    for row in pictures.CHARTED:
+        [taken] = rows[row]
+        assert all(f"{tuner} {taken[variant]['wall_s']:.1f} s<" in pictures.chart() for tuner, variant in both)
+    assert all(pictures.told() in (ROOT / page).read_text() for page in ("README.md", "docs/index.md"))
