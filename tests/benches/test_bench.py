@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import first
 import first_programs
 import pytest
 import sets
@@ -113,6 +114,19 @@ def test_a_whole_run_s_seconds_and_what_the_time_limit_leaves_out(tmp_path: Path
     assert known[:2] == ["one", "known"] and unknown[:2] == ["one", "unknown"]
     assert f"| one | unknown | {unknown[2]} | {unknown[3]} | {unknown[4]} |" in (tmp_path / "first-c.md").read_text()
     assert float(unknown[-1]) == round(found[0]["unknown"]["wall_s"] / found[0]["known"]["wall_s"], 2)
+
+
+def test_a_known_state_is_kept_wherever_the_drop_in_keeps_its_files(tmp_path: Path) -> None:
+    folder = first.Folder(tmp_path / "f", ROOT)
+    assert not folder.kept("states")
+    for path in (folder.cache, folder.tilelang / "atune", folder.tilelang):
+        for name in ("states", "0.1.15"):
+            (path / name / "of").mkdir(parents=True)
+    folder.empty("states")
+    kept = {path.relative_to(folder.work.parent) for path in folder.work.parent.rglob("of")}
+    assert {str(path.parent) for path in kept} == {"cache/atune/states", "tilelang/atune/states"}
+    folder.empty()
+    assert not [*folder.cache.iterdir(), *folder.tilelang.iterdir()]
 
 
 def test_a_library_is_written_for_both_tuners() -> None:
