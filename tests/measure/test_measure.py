@@ -136,10 +136,18 @@ def test_a_candidates_python_reaches_no_file_network_or_process(judged: dict[str
     assert judged[name].status == "compile_error"  # Python's own error
 
 
-async def test_a_kernel_function_that_hangs_is_a_timeout() -> None:
-    settings = atune.CompileSettings(compile_timeout_s=3)
-    result = await atune.measure(program(before="while True: pass"), TASK, target="c", compile=settings)
-    assert result.status == "timeout"
+def test_a_missed_deadline_is_named_by_the_setting_and_by_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (hangs := tmp_path / "hangs.py").write_text(program(before="while True: pass"))
+    (endless := tmp_path / "endless.py").write_text(program("for _ in T.serial(1 << 30): B[i] = B[i] * 0.5 + A[i]"))
+    limits = ["--compile-timeout", "4", "--timeout", "3"]
+    assert main(["measure", str(hangs), str(endless), "--task", TASK, "--target", "c", *limits, "--json"]) == 1
+    found = {(each["status"], each["reason"]) for each in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert found == {
+        ("timeout", "elaborating ran past compile_timeout_s=4 (--compile-timeout)"),
+        ("timeout", "ran past benchmark_timeout_s=3 (--timeout) and was killed"),
+    }
 
 
 async def test_a_candidate_is_judged_on_every_problem_until_it_fails_one() -> None:
