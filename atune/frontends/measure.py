@@ -146,7 +146,11 @@ async def measure_many(
     judged: dict[Program, list[Evaluation]] = {program: [] for _, program in programs}
     results = list[MeasureResult]()
     folder = Path(given["journal"] or ResultCache().new_path(name).with_suffix(""))
-    await anyio.to_thread.run_sync(make_private_folder, str(folder), abandon_on_cancel=True)
+    try:
+        await anyio.to_thread.run_sync(make_private_folder, str(folder), abandon_on_cancel=True)
+    except OSError as error:
+        why = f"cannot create the folder {folder} for the journals: {error.strerror}: {error.filename}"
+        raise UsageError(f"{why}. Give another folder (--journal, journal=)") from error
     async with shared_processes() if len(judged) * len(problems) > 1 else nullcontext() as shared:
         plan = replace(plan, journal=folder, shared=shared, log=False, progress=False)
         tasks = [await _described(work, plan, arguments) for arguments in problems]

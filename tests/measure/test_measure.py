@@ -263,9 +263,9 @@ def test_the_command_prints_an_object_for_each_candidate_and_exits_with_0_only_i
     assert "good.py:double" in capsys.readouterr().out
     monkeypatch.setattr("sys.stdin", io.StringIO("good.py\nwrong.py\n"))
     assert main(["measure", "-", "--task", TASK, "--target", "c", "--json"]) == 1
-    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(each["candidate"], each["status"]) for each in printed] == [("good.py", "passed"), ("wrong.py", "wrong")]
-    assert [msgspec.convert(each, MeasureResult).problems[0].problem for each in printed] == [{"n": 1024}] * 2
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["candidate"], each["status"]) for each in objects] == [("good.py", "passed"), ("wrong.py", "wrong")]
+    assert [msgspec.convert(each, MeasureResult).problems[0].problem for each in objects] == [{"n": 1024}] * 2
     (tmp_path / "small.py").write_text(program(before="assert n < 4096"))
     (tmp_path / "sizes.json").write_text('[{"n": 512}, {"n": 4096}]')
     assert main(["measure", "small.py", "--task", TASK, "--target", "c", "--problems", "sizes.json"]) == 1
@@ -273,5 +273,9 @@ def test_the_command_prints_an_object_for_each_candidate_and_exits_with_0_only_i
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["measure", "-", "--task", TASK, "--json"]) == 2
     assert "no candidate" in json.loads(capsys.readouterr().out)["error"]["message"]
+    for journal in ("good.py", "good.py/folder", "/proc/none/folder"):
+        assert main(["measure", "good.py", "--task", TASK, "--target", "c", "--journal", journal]) == 2
+        assert f"cannot create the folder {journal} for the journals: " in (printed := capsys.readouterr().err)
+        assert printed.endswith("Give another folder (--journal, journal=)\n")
     assert main(["measure", "gone.py", "--task", TASK, "--target", "c", "--json"]) == 2
     assert "gone.py" in json.loads(capsys.readouterr().out)["error"]["message"]
