@@ -198,9 +198,15 @@ async def test_a_latency_that_the_device_cannot_reach_is_refused(monkeypatch: py
     assert "peaks" in result.reason
 
 
-async def test_a_task_without_a_reference_is_the_callers_mistake() -> None:
-    with pytest.raises(UsageError, match="has no reference"):
-        await atune.measure(program(), TASK.replace("DOUBLE", "UNJUDGED"), target="c")
+@pytest.mark.parametrize(("task", "n"), [("UNJUDGED", 1024), ("DOUBLE", 0), ("ACCEPTED", 0)])
+async def test_a_task_with_nothing_to_compare_is_the_callers_mistake(task: str, n: int) -> None:
+    with pytest.raises(UsageError, match=f"has no reference and no check, or its outputs are empty for n={n}: give "):
+        await atune.measure(program("B[i] = 7.0"), TASK.replace("DOUBLE", task), problems=[{"n": n}], target="c")
+
+
+def test_a_tuning_with_empty_outputs_says_that_nothing_was_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", TASK, "--arg", "n=0", "--target", "c", "--quiet"]) == 0
+    assert "outputs    not checked: the workload has no reference and no check, or its" in capsys.readouterr().out
 
 
 WHOLE: list[dict[str, Any]] = [
