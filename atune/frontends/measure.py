@@ -24,7 +24,7 @@ from atune.frontends.tuner import RunPlan, Tuner, named_work
 from atune.journal.events import CandidateMeasured
 from atune.journal.result import Result
 from atune.journal.state import State
-from atune.model.candidate import BASELINE
+from atune.model.candidate import BASELINE, describe_config
 from atune.model.folders import make_private_folder, read_file
 from atune.model.measurement import IN_FINAL, Timing, fastest_ms, median_interval, ratio_interval
 from atune.model.options import complete, documents, refuse_unknown
@@ -146,7 +146,11 @@ async def measure_many(
     judged: dict[Program, list[Evaluation]] = {program: [] for _, program in programs}
     results = list[MeasureResult]()
     folder = Path(given["journal"] or ResultCache().new_path(name).with_suffix(""))
-    await anyio.to_thread.run_sync(make_private_folder, str(folder), abandon_on_cancel=True)
+    try:
+        await anyio.to_thread.run_sync(make_private_folder, str(folder), abandon_on_cancel=True)
+    except OSError as error:
+        why = f"cannot create the folder {folder} for the journals: {error.strerror}: {error.filename}"
+        raise UsageError(f"{why}. Give another folder (--journal, journal=)") from error
     async with shared_processes() if len(judged) * len(problems) > 1 else nullcontext() as shared:
         plan = replace(plan, journal=folder, shared=shared, log=False, progress=False)
         tasks = [await _described(work, plan, arguments) for arguments in problems]
@@ -233,7 +237,8 @@ def _evaluation(index: int, result: Result, state: State, say: partial[Evaluatio
         kind = record.kind or "lower"  # without a kind, the device lacks shared memory for it
         return say(status=STATUSES.get(kind, "crashed"), kind=kind, reason=record.message, detail=record.detail)
     if not outcome.checked:
-        raise UsageError(f"the task {result.header.workload} has no reference: give reference=, or check=")
+        why = f"has no reference and no check, or its outputs are empty for {describe_config(result.header.arguments)}"
+        raise UsageError(f"the task {result.header.workload} {why}: give reference= or check=, or larger sizes")
     if default.timing is None or "each call checked" not in record.timing.method:  # also if the default failed
         return say(status="crashed", kind=NO_FINAL, reason=default.message or next(iter(state.warnings), NO_FINAL))
     own, base, reference = record.timing, default.timing, None if state.final is None else state.final.reference

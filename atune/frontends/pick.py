@@ -90,7 +90,8 @@ async def picked(workload: Workload | FileRef | str, n: int, device: DeviceInfo 
         others = ", and the others cannot run" if unknown < len(candidates) else ""
         raise UsageError(
             f"in {limit_s:.0f} s the kernel function did not return for {unknown} of {len(candidates)} candidates"
-            f"{others}: check whether it hangs. A tuning would wait compile_timeout_s for each of them"
+            f"{others}: check whether it hangs. A tuning would wait compile_timeout_s (--compile-timeout) for each of "
+            "them"
         )
     if figures is not None and not fit:
         why = next((each.message for each in survey.failures.values()), "too many threads, registers or shared memory")

@@ -251,7 +251,8 @@ class BenchmarkRepeated(Event, frozen=True, kw_only=True, tag="benchmark_repeate
 
 
 class CandidateMeasured(Event, frozen=True, kw_only=True, tag="candidate_measured"):
-    """A candidate was timed. `checked`: whether the candidate's outputs were compared with the reference's outputs.
+    """A candidate was timed. `checked`: whether the candidate's outputs were compared with the reference's outputs, and
+    were not all empty.
 
     `max_error`: the largest absolute difference over all outputs, or None if the outputs were not compared.
     """

@@ -42,6 +42,11 @@ def decoded(job: Job[A], answer: bytes) -> A:
     return decoded_answer
 
 
+PAST_COMPILE_TIMEOUT = "{doing} ran past compile_timeout_s={limit_s:g} (--compile-timeout)"
+PAST_BENCHMARK_TIMEOUT = "ran past benchmark_timeout_s={limit_s:g} (--timeout) and was killed"
+"""The messages about candidates that missed the deadlines in the settings. Each message names the setting's flag."""
+
+
 # ---- for compile workers
 
 HOPELESS = "compiling took more than {limit_s:g} s, far longer than other compiles"

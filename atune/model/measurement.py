@@ -76,7 +76,8 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Measurement(msgspec.Struct, frozen=True, tag="measurement", omit_defaults=True, gc=False):
     """A candidate that ran and was timed, and whose outputs were correct if they were checked.
 
-    `index`: the candidate's index. `timing`: the timing before the final. `checked`: the outputs were compared.
+    `index`: the candidate's index. `timing`: the timing before the final. `checked`: the outputs were compared, and
+    not all of them were empty.
     """
 
     index: int

@@ -450,5 +450,6 @@ def why_unchecked(result: Result) -> str:
         return ""
     asked = result.header.settings.get("benchmark", {}).get("check")
     if asked is True:
-        return "the workload has no reference and no check, so a wrong kernel may win; pass Workload(…, reference=…)"
+        why = "the workload has no reference and no check, or its outputs are empty, so a wrong kernel may win"
+        return f"{why}; pass Workload(…, reference=…), or tune a larger problem"
     return "the check was switched off (--skip-check)" if asked is False else ""

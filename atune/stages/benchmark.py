@@ -269,7 +269,9 @@ def _checked_and_timed(
         return Failure(artifact.index, wrong.kind, f"{wrong.message}{AFTER_TIMING}")
     if worst is not None and worst_again is not None:
         worst = max(worst, worst_again)
-    checked = settings.check and (workload().reference is not None or workload().check is not None)
+    has_judge = workload().reference is not None or workload().check is not None
+    compared = arguments.expected or (*arguments.out_idx, *arguments.writes)
+    checked = settings.check and has_judge and any(arguments.values[i].numel() for i in compared)
     seconds, writes = _since(started), tuple(sorted(changed))
     return Measurement(artifact.index, timing, checked, worst, seconds, writes, arguments.set_up)
 

@@ -94,7 +94,7 @@ class FakeCompileWorker:
         """Spend the time that `stage` takes for a candidate, and return the failure that the script gives, or None."""
         machine, limit = self.machine, self.machine.compile.compile_timeout_s
         if not await machine.spend(stage, seconds, limit):
-            return Failure(index, "timeout", f"{doing} ran past compile_timeout_s={limit:g}")
+            return Failure(index, "timeout", jobs.PAST_COMPILE_TIMEOUT.format(doing=doing, limit_s=limit))
         if machine.killed(index, stage):
             return Failure(index, "worker_lost", SCRIPTED_KILL, doubt=SCRIPTED_KILL)
         if kind := machine.script.failure(index, stage):
@@ -112,7 +112,7 @@ class FakeCompileWorker:
         kinds = [kind for i in indices if (kind := script.failure(i, "build"))]
         message, doubt = f"scripted to fail: {''.join(kinds[:1])}", ""
         if not await machine.spend("build", seconds, limit):
-            kinds, message = ["timeout"], f"compiling ran past compile_timeout_s={limit:g}"
+            kinds, message = ["timeout"], jobs.PAST_COMPILE_TIMEOUT.format(doing="compiling", limit_s=limit)
             if job.limit_s is not None:
                 kinds, message = ["hopeless"], jobs.HOPELESS.format(limit_s=limit)
         if any(machine.killed(i, "build") for i in indices):
@@ -214,7 +214,7 @@ class FakeDeviceWorker:
             kind = script.plain_fails.get(index)
         message = f"scripted to fail: {kind}"
         if not in_time:
-            kind, message = "timeout", f"ran past benchmark_timeout_s={limit:g} and was killed"
+            kind, message = "timeout", jobs.PAST_BENCHMARK_TIMEOUT.format(limit_s=limit)
         doubt = "" if before >= script.doubts.get(index, 0) else "scripted to be another's fault"
         if used and kind is None and index in script.spoilt:
             kind, doubt = script.spoilt[index], "scripted to be spoilt by another candidate"

@@ -41,13 +41,15 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
         """The process; None before it starts."""
         self._turn = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
+        self._calls: anyio.abc.TaskGroup
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[ServiceProcess, None]:
         self._ended = anyio.Event()
         try:
             async with background(cancel=False) as self._tasks:
-                yield self
+                async with background() as self._calls:
+                    yield self
                 self._ended.set()
         except BaseException:
             parked_service.park(None)  # a cancelled run leaves no process
@@ -60,11 +62,25 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
 
     async def call(self, entry: str, request: object) -> str:
         """Call `entry` in the process. Return the reason if the call failed, and otherwise an empty text. Raises
-        `WorkerError` and `OSError`. Cancelling the call ends the process."""
-        async with self._turn:
-            if self.worker is None:
-                self.worker = await self._tasks.start(self._run)
-            return (await self.worker.call(entry, msgspec.msgpack.encode(request), PREPARE_TIMEOUT_S)).decode()
+        `WorkerError` and `OSError`. A cancelled call goes on in the process, which other runs may share."""
+        answered, answers = anyio.Event(), list[str | Exception]()
+
+        async def answer() -> None:
+            try:
+                async with self._turn:
+                    if self.worker is None:
+                        self.worker = await self._tasks.start(self._run)
+                    payload = msgspec.msgpack.encode(request)
+                    answers.append((await self.worker.call(entry, payload, PREPARE_TIMEOUT_S)).decode())
+            except Exception as error:
+                answers.append(error)
+            answered.set()
+
+        self._calls.start_soon(answer)
+        await answered.wait()
+        if isinstance(answers[0], Exception):
+            raise answers[0]
+        return answers[0]
 
     async def _run(self, *, task_status: anyio.abc.TaskStatus[Worker]) -> None:
         before = parked_service.take()

@@ -14,6 +14,7 @@ from atune.model.artifact import SERVER_LOST, Artifact, Built, Compared, Elabora
 from atune.model.folders import made_folder
 from atune.model.jobs import (
     HOPELESS,
+    PAST_COMPILE_TIMEOUT,
     A,
     BuildJob,
     CompareJob,
@@ -196,7 +197,7 @@ class LocalCompileWorker:
         """Return the failure for the candidate `index` if `job` misses its deadline."""
         if isinstance(job, BuildJob) and job.limit_s is not None:
             return Failure(index, "hopeless", HOPELESS.format(limit_s=job.limit_s))
-        return Failure(index, "timeout", f"{DOING[type(job)]} ran past compile_timeout_s={self._limit_s:g}")
+        return Failure(index, "timeout", PAST_COMPILE_TIMEOUT.format(doing=DOING[type(job)], limit_s=self._limit_s))
 
     @property
     def _limit_s(self) -> float:

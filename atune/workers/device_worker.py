@@ -29,6 +29,7 @@ from atune.model.artifact import Artifact, Failure, FailureKind, fitting
 from atune.model.device import DeviceInfo
 from atune.model.folders import private_root
 from atune.model.jobs import (
+    PAST_BENCHMARK_TIMEOUT,
     A,
     Bits,
     BitsJob,
@@ -145,7 +146,7 @@ class LocalDeviceWorker(Supervised):
         if not self._prepared:
             await self._prepare(PrepareJob(job.artifact.params, fitting(job.artifact.roles, job.roles), timed=False))
         limit_s = self._limit_s
-        late = Failure(job.artifact.index, "timeout", f"ran past benchmark_timeout_s={limit_s:g} and was killed")
+        late = Failure(job.artifact.index, "timeout", PAST_BENCHMARK_TIMEOUT.format(limit_s=limit_s))
         answer = await self.settled(job, late, limit_s)
         answer = msgspec.structs.replace(answer, printed=self._said + self.printed)
         if not isinstance(answer, Failure):

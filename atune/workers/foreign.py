@@ -15,7 +15,7 @@ from atune.errors import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, RemoteError, Wor
 from atune.model.artifact import Failure, FailureKind
 from atune.model.candidate import BASELINE, FOREIGN
 from atune.model.folders import made_folder
-from atune.model.jobs import A, Job, RolesJob
+from atune.model.jobs import PAST_COMPILE_TIMEOUT, A, Job, RolesJob
 from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.device_worker import LocalDeviceWorker
 from atune.workers.local_machine import LocalMachine
@@ -74,7 +74,8 @@ class ForeignMachine(LocalMachine):
             answer = await worker.call(ELABORATE_FOREIGN, msgspec.msgpack.encode(given), limit_s)
         except WorkerTimeout as error:
             doubt = STARVED if error.starved else ""
-            return Failure(index, "timeout", f"elaborating ran past {limit_s:g} s", error.detail, doubt)
+            message = PAST_COMPILE_TIMEOUT.format(doing="elaborating", limit_s=limit_s)
+            return Failure(index, "timeout", message, error.detail, doubt)
         except (WorkerLost, RemoteError) as error:
             outside = isinstance(error, WorkerLost) and error.outside
             doubt = "its process was lost" if outside else ""

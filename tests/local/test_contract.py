@@ -245,12 +245,13 @@ async def measure(bench: Bench, mode: str) -> Any:
     return await device.run(MeasureJob(artifact, OUT))
 
 
+LATE = f"compile_timeout_s={LIMIT_S:g} (--compile-timeout)"
 FAULTS = [
     (measure, "wrong", "mismatch", ""), (measure, "nan", "non_finite", ""), (measure, "skip", "unwritten", ""),
-    (measure, "crash", "fault", ""), (measure, "loop", "timeout", f"benchmark_timeout_s={LIMIT_S:g}"),
-    (lower, "raise", "lower", "the kernel does not like 'raise'"), (lower, "slow lower", "timeout", ""),
-    (elaborate, "raise", "lower", "the kernel does not like 'raise'"), (elaborate, "slow lower", "timeout", ""),
-    (build, "refused", "compile", "no_such_function"), (build, "slow", "timeout", ""),
+    (measure, "crash", "fault", ""), (measure, "loop", "timeout", f"{LIMIT_S:g} (--timeout)"),
+    (lower, "raise", "lower", "the kernel does not like 'raise'"), (lower, "slow lower", "timeout", LATE),
+    (elaborate, "raise", "lower", "the kernel does not like 'raise'"), (elaborate, "slow lower", "timeout", LATE),
+    (build, "refused", "compile", "no_such_function"), (build, "slow", "timeout", LATE),
     (build_soon, "slow", "hopeless", "far longer than other compiles"),
 ]  # fmt: skip
 """By stage: a candidate, how it fails, and what that says."""

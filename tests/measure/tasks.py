@@ -26,4 +26,5 @@ def twice(A: torch.Tensor) -> torch.Tensor:
 
 
 DOUBLE = atune.Workload(double, {"block": [32]}, arguments={"n": 1024}, reference=twice, name="double")
+ACCEPTED = atune.Workload(double, {"block": [32]}, arguments={"n": 1024}, check=lambda *_: True, name="double")
 UNJUDGED = atune.Workload(double, {"block": [32]}, arguments={"n": 1024}, name="double")

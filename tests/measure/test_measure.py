@@ -136,10 +136,18 @@ def test_a_candidates_python_reaches_no_file_network_or_process(judged: dict[str
     assert judged[name].status == "compile_error"  # Python's own error
 
 
-async def test_a_kernel_function_that_hangs_is_a_timeout() -> None:
-    settings = atune.CompileSettings(compile_timeout_s=3)
-    result = await atune.measure(program(before="while True: pass"), TASK, target="c", compile=settings)
-    assert result.status == "timeout"
+def test_a_missed_deadline_is_named_by_the_setting_and_by_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (hangs := tmp_path / "hangs.py").write_text(program(before="while True: pass"))
+    (endless := tmp_path / "endless.py").write_text(program("for _ in T.serial(1 << 30): B[i] = B[i] * 0.5 + A[i]"))
+    limits = ["--compile-timeout", "4", "--timeout", "3"]
+    assert main(["measure", str(hangs), str(endless), "--task", TASK, "--target", "c", *limits, "--json"]) == 1
+    found = {(each["status"], each["reason"]) for each in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert found == {
+        ("timeout", "elaborating ran past compile_timeout_s=4 (--compile-timeout)"),
+        ("timeout", "ran past benchmark_timeout_s=3 (--timeout) and was killed"),
+    }
 
 
 async def test_a_candidate_is_judged_on_every_problem_until_it_fails_one() -> None:
@@ -190,9 +198,15 @@ async def test_a_latency_that_the_device_cannot_reach_is_refused(monkeypatch: py
     assert "peaks" in result.reason
 
 
-async def test_a_task_without_a_reference_is_the_callers_mistake() -> None:
-    with pytest.raises(UsageError, match="has no reference"):
-        await atune.measure(program(), TASK.replace("DOUBLE", "UNJUDGED"), target="c")
+@pytest.mark.parametrize(("task", "n"), [("UNJUDGED", 1024), ("DOUBLE", 0), ("ACCEPTED", 0)])
+async def test_a_task_with_nothing_to_compare_is_the_callers_mistake(task: str, n: int) -> None:
+    with pytest.raises(UsageError, match=f"has no reference and no check, or its outputs are empty for n={n}: give "):
+        await atune.measure(program("B[i] = 7.0"), TASK.replace("DOUBLE", task), problems=[{"n": n}], target="c")
+
+
+def test_a_tuning_with_empty_outputs_says_that_nothing_was_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", TASK, "--arg", "n=0", "--target", "c", "--quiet"]) == 0
+    assert "outputs    not checked: the workload has no reference and no check, or its" in capsys.readouterr().out
 
 
 WHOLE: list[dict[str, Any]] = [
@@ -255,9 +269,9 @@ def test_the_command_prints_an_object_for_each_candidate_and_exits_with_0_only_i
     assert "good.py:double" in capsys.readouterr().out
     monkeypatch.setattr("sys.stdin", io.StringIO("good.py\nwrong.py\n"))
     assert main(["measure", "-", "--task", TASK, "--target", "c", "--json"]) == 1
-    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(each["candidate"], each["status"]) for each in printed] == [("good.py", "passed"), ("wrong.py", "wrong")]
-    assert [msgspec.convert(each, MeasureResult).problems[0].problem for each in printed] == [{"n": 1024}] * 2
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["candidate"], each["status"]) for each in objects] == [("good.py", "passed"), ("wrong.py", "wrong")]
+    assert [msgspec.convert(each, MeasureResult).problems[0].problem for each in objects] == [{"n": 1024}] * 2
     (tmp_path / "small.py").write_text(program(before="assert n < 4096"))
     (tmp_path / "sizes.json").write_text('[{"n": 512}, {"n": 4096}]')
     assert main(["measure", "small.py", "--task", TASK, "--target", "c", "--problems", "sizes.json"]) == 1
@@ -265,5 +279,9 @@ def test_the_command_prints_an_object_for_each_candidate_and_exits_with_0_only_i
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["measure", "-", "--task", TASK, "--json"]) == 2
     assert "no candidate" in json.loads(capsys.readouterr().out)["error"]["message"]
+    for journal in ("good.py", "good.py/folder", "/proc/none/folder"):
+        assert main(["measure", "good.py", "--task", TASK, "--target", "c", "--journal", journal]) == 2
+        assert f"cannot create the folder {journal} for the journals: " in (printed := capsys.readouterr().err)
+        assert printed.endswith("Give another folder (--journal, journal=)\n")
     assert main(["measure", "gone.py", "--task", TASK, "--target", "c", "--json"]) == 2
     assert "gone.py" in json.loads(capsys.readouterr().out)["error"]["message"]

@@ -13,11 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from fork_servers import fork_server
 from processes import in_groups, until
 
 from atune.errors import MachineError, RemoteError, ServerLost, WorkerError, WorkerLost, WorkerTimeout
+from atune.workers.compile_service import ServiceProcess
 from atune.workers.pool import PRINTED_CHARACTERS, ForkServer
 from atune.workers.server import ForkServerProcess, shutdown
 
@@ -194,6 +196,33 @@ async def test_timeout_kills_the_compiler_too(run_dir: str) -> None:
         assert await until(lambda: not in_groups([group]), 0.5)
         assert await until(lambda: not zombies_of(server.pids()[0]), 0.5)
         assert not worker.alive
+
+
+@every_loop
+@pytest.mark.parametrize("cancelled", [False, True], ids=["ended", "cancelled"])
+@pytest.mark.parametrize("delay", [0, 0.3])
+async def test_a_run_that_gives_up_leaves_the_compile_service_to_the_others(
+    run_dir: str, monkeypatch: pytest.MonkeyPatch, delay: float, cancelled: bool
+) -> None:
+    """It is not waited for, neither by the run that gives up nor at the end of all runs."""
+    process = ForkServerProcess((), Path(run_dir), env={})
+    monkeypatch.setattr("atune.workers.compile_service.started", lambda modules: process)
+    with anyio.CancelScope() as program:
+        async with ServiceProcess() as service:
+            start = time.monotonic()
+            with anyio.move_on_after(delay):
+                await service.call("pool_targets:sleep", msgspec.Raw(b"0.5"))
+            assert time.monotonic() - start < delay + 0.5
+            assert await service.call("pool_targets:echo", msgspec.Raw(b"answer")) == "answer"
+            with anyio.move_on_after(0.1):
+                await service.call("pool_targets:sleep", msgspec.Raw(b"60"))
+            assert service.worker is not None and service.worker.alive
+            groups, start = [process.pid, service.worker.pid], time.monotonic()
+            if cancelled:
+                program.cancel()
+                await anyio.sleep_forever()
+    assert time.monotonic() - start < 1
+    assert not in_groups(groups)
 
 
 @every_loop
