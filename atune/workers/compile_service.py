@@ -18,7 +18,7 @@ from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.workers.messages import SERVICE_LISTEN
 from atune.workers.pool import ForkServer, Worker
-from atune.workers.resources import usable_cores
+from atune.workers.resources import COMPILE_NICE, usable_cores
 from atune.workers.server import DRIVER, parked_service, started, warm_service
 from atune.workers.waiting import background
 from atune.workers.workers import process_folders
@@ -35,8 +35,7 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
     server has parsed headers, it is parked for the program's next run.
     """
 
-    def __init__(self, nice: int = 0) -> None:
-        self._nice = nice
+    def __init__(self) -> None:
         self.worker: Worker | None = None
         """The process; None before it starts."""
         self._turn = anyio.Lock()
@@ -71,7 +70,7 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
         park = None if before is None else parked_service.park  # only a parked server itself has parsed headers
         async with ForkServer(before or started(("atune.stages.cicc_server",)), park=park) as server:
             folders = process_folders(str(server.run_dir))
-            task_status.started(await server.spawn("service", env=folders, nice=self._nice))
+            task_status.started(await server.spawn("service", env=folders, nice=COMPILE_NICE))
             await self._ended.wait()
             shutil.rmtree(folders["TMPDIR"], ignore_errors=True)  # for headers that only this run needed
 

@@ -29,7 +29,7 @@ from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.device_worker import LocalDeviceWorker, MemoryClaim
 from atune.workers.messages import DISCOVER, GPUS, Discovery, Session
 from atune.workers.pool import ForkServer, Worker
-from atune.workers.resources import COMPILE_NICE, WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
+from atune.workers.resources import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workers.waiting import background
 from atune.workers.workers import Workers, described, fork_server, killed
 from atune.workload.packing import LARGE_BYTES, write
@@ -76,7 +76,7 @@ class Shared:
 @asynccontextmanager
 async def shared_processes(warn: Callable[[str], None] = ignored) -> AsyncGenerator[Shared, None]:
     """Start the fork server, or take the warm one, for one run or for several in the same event loop."""
-    async with fork_server(warn) as server, ServiceProcess(COMPILE_NICE) as service:
+    async with fork_server(warn) as server, ServiceProcess() as service:
         shared = Shared(server, service)
         try:
             yield shared
