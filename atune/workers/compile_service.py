@@ -69,7 +69,7 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
         before = parked_service.take()
         park = None if before is None else parked_service.park  # only a parked server itself has parsed headers
         async with ForkServer(before or started(("atune.stages.cicc_server",)), park=park) as server:
-            folders = process_folders(str(server.run_dir))
+            folders = process_folders(str(server.process.folder))
             task_status.started(await server.spawn("service", env=folders, nice=COMPILE_NICE))
             await self._ended.wait()
             shutil.rmtree(folders["TMPDIR"], ignore_errors=True)  # for headers that only this run needed

@@ -113,7 +113,6 @@ class LocalMachine:
         """The reference that workers load."""
         self.target_text, self.device_names = target, tuple(devices)
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
-        self.server: ForkServer
         self.workers = Workers(workload, spec.fingerprint if spec is not None else "")
         self.service = CompileService(self.compile, target)
         self.store = RunStore()
@@ -139,8 +138,7 @@ class LocalMachine:
                 warn(f"{why}. If they fail to load, set TMPDIR to a folder on another file system")
             own = shared_processes(lambda message: self.workers.warn(message))
             async with nullcontext(self.shared) if self.shared else own as shared, background() as tasks:
-                self.server = shared.server
-                self.workers.attach(self.server, self.run_dir, tasks, warn)
+                self.workers.attach(shared.server, self.run_dir, tasks, warn)
                 self.service.start(shared.service, tasks, self.run_dir)
                 store = ArtifactStore() if self.compile.store else None
                 if store is not None and (why := untrusted(store.folder)):
@@ -185,7 +183,7 @@ class LocalMachine:
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         question = msgspec.msgpack.encode((self.target_text, self.device_names, self.compile))
-        known = self.server.process.facts  # valid for the whole process, because devices do not come and go
+        known = self.workers.server.process.facts  # valid for the whole process, because devices do not come and go
         reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)
         known[question] = reply
         discovery = msgspec.msgpack.decode(reply, type=Discovery)
