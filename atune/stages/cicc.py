@@ -165,21 +165,18 @@ def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
     path = os.path.join(os.path.realpath(server), f"{name}.ii")
     with open(f"{path}.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not os.path.exists(path):
-            _make_more(parsed, includes, path)
+        if os.path.exists(path):
+            return path
+        lines = "".join(f"#include {name}\n" for name in includes)
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix="more-") as folder:
+            whole, rest = os.path.join(folder, "whole.ii"), os.path.join(folder, "rest.ii")
+            preprocess(parsed, f"{parsed.text()}{CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
+            _, cut, after = Path(whole).read_bytes().partition(f"\n{CUT}\n".encode())
+            if not cut:
+                raise CiccError("the preprocessor drops pragmas")
+            Path(rest).write_bytes(after)
+            os.replace(rest, path)
     return path
-
-
-def _make_more(parsed: Parsed, includes: Sequence[str], path: str) -> None:
-    lines = "".join(f"#include {name}\n" for name in includes)
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix="more-") as folder:
-        whole, rest = os.path.join(folder, "whole.ii"), os.path.join(folder, "rest.ii")
-        preprocess(parsed, f"{parsed.text()}{CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
-        _, cut, after = Path(whole).read_bytes().partition(f"\n{CUT}\n".encode())
-        if not cut:
-            raise CiccError("the preprocessor drops pragmas")
-        Path(rest).write_bytes(after)
-        os.replace(rest, path)
 
 
 @functools.cache
