@@ -130,10 +130,7 @@ def headers_read(server: str, includes: tuple[str, ...]) -> tuple[tuple[str, ...
 
 
 def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
-    """Compile with cicc if the compile service has linked a server into the run's folder, and otherwise with nvcc.
-    Raises the errors of nvcc."""
-    if not os.path.lexists(os.path.join(session().run_dir, FOLDER)):  # no server is linked
-        return by_nvcc(source, pass_configs)
+    """Compile with cicc if cicc can compile the source, and otherwise with nvcc. Raises the errors of nvcc."""
     if reason := nvcc_only_reason(dict(pass_configs)):
         return replace(by_nvcc(source, pass_configs), why=f"nvcc, because {reason}")
     try:
