@@ -12,7 +12,7 @@ import anyio
 import anyio.abc
 import msgspec
 
-from atune.errors import UsageError, WorkerError
+from atune.errors import WorkerError
 from atune.model.artifact import Artifact, Lowered
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
@@ -111,11 +111,7 @@ class CompileService:
         """Have `process` serve the run. If a core is free, begin to parse headers that the run may need. `run_dir`: the
         folder in which workers look for the service."""
         self.process, self._tasks, self._run_dir = process, tasks, run_dir
-        try:
-            target = parse_target(self._target)
-        except UsageError:
-            return  # `discover` reports the error
-        settings = self._settings
+        settings, target = self._settings, parse_target(self._target)
         cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
         if cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1 and not process.begun:
             with suppress(OSError):  # the first candidate to compile shows the error
