@@ -178,7 +178,7 @@ class CompileStage:
             work = self._next()
             if work is None:
                 async with self._idle:
-                    while (work := self._next()) is None and (self._states is not None or not self._all_compiled):
+                    while (work := self._next()) is None and (self._states is not None or not self.state.finished):
                         await self.run.changed()
             if work is None:
                 return
@@ -187,7 +187,7 @@ class CompileStage:
     async def ended(self) -> None:
         """Wait until all candidates are compiled and their artifacts are queued, then set `Run.compiled`."""
         self._update()
-        while not self._all_compiled:
+        while not self.state.finished:
             await self.run.changed()
             self._update()
         self.run.compiled.set()
@@ -217,10 +217,6 @@ class CompileStage:
         measured = [state.entry(measured.index).facts for measured in state.ranked()]
         own = [lowered.facts for lowered in group]
         return best_estimate(own, self.run.figures) >= best_estimate(measured, self.run.figures)
-
-    @property
-    def _all_compiled(self) -> bool:
-        return self.state.finished and not self.state.busy
 
     def _next(self) -> Callable[[CompileWorker], Awaitable[None]] | None:
         """Return a free worker's next step: a job, or the comparison of a state. The final waits for the comparison, so

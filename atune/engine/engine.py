@@ -111,7 +111,7 @@ class Engine:
             timeout_s=settings.compile.compile_timeout_s,
         )  # fmt: skip
         measuring = BenchmarkStage(run, devices, pipeline=settings.pipeline)
-        final = FinalStage(run, settings.benchmark, measuring, workers, plan.candidate, settings.looks, settings.alone)
+        final = FinalStage(run, settings.benchmark, measuring, workers, plan.candidate, settings.alone)
 
         async with anyio.create_task_group() as until_ended:
             until_ended.start_soon(run.outcomes.keep_synced)

@@ -121,10 +121,9 @@ class FinalStage:
         measuring: BenchmarkStage,
         workers: Sequence[CompileWorker],
         candidate: Callable[[int], Candidate],
-        looks: int = INTERIM_LOOKS,
         alone: bool = False,
     ) -> None:
-        self.run, self.benchmark, self.looks, self.alone = run, benchmark, looks, alone
+        self.run, self.benchmark, self.alone = run, benchmark, alone
         self.measuring, self.workers, self.candidate = measuring, workers, candidate
         self.emit, self.state = run.recorder.emit, run.recorder.state
         self._memory_bytes = 0
@@ -248,7 +247,7 @@ class FinalStage:
         began, default = self.run.recorder.elapsed_s, self._default()
         timed = await self._timed(worker, chosen, rounds)
         timings, reference = {e.index: e.timing for e in timed.entries}, timed.reference
-        for _ in range(self.looks - 1):
+        for _ in range(0 if self.alone else INTERIM_LOOKS - 1):
             playing = unsettled(timings, contenders)
             if not playing or self.run.recorder.elapsed_s - began > FINAL_S:
                 break

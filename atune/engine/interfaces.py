@@ -31,7 +31,7 @@ class CompileWorker(Protocol):
     name: str
 
     async def run(self, job: Job[A]) -> A:
-        """Do a `CompileJob`, and return its answer. The job's docstring names the errors that it raises."""
+        """Do a job for compile workers, and return its answer. The job's docstring names the errors that it raises."""
 
 
 class DeviceWorker(Protocol):
@@ -44,7 +44,7 @@ class DeviceWorker(Protocol):
         """Whether the process runs. The process may end at any time."""
 
     async def run(self, job: Job[A]) -> A:
-        """Do a `DeviceJob`, and return its answer. The job's docstring names the errors that it raises."""
+        """Do a job for device workers, and return its answer. The job's docstring names the errors that it raises."""
 
 
 def ignored(*_: object) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from atune.journal.events import SpaceSurveyed
-from atune.model.artifact import Access, BlockWork, Gemm, StaticFacts
+from atune.model.artifact import BlockWork, Gemm, StaticFacts
 from atune.model.device import DeviceInfo, DeviceLimits, Figures, Target, figures_of
 from atune.model.measurement import operand_rate
 
@@ -214,7 +214,9 @@ def block_load(work: BlockWork, threads: int, figures: Figures) -> Load:
     operands = sum(operand_bytes(gemm, work.threads, figures) for gemm in work.gemms)
     moved = [*work.reads, *work.writes]
     instructions = sum(access.n_bytes / access.width for access in moved if access.width)
-    copies = 0.0 if threads > work.threads else sum(copy_operations(access) for access in work.reads)
+    # Threads that copy tiles themselves do so in vectors of 16 bytes if nothing else is known.
+    tiles = [access for access in work.reads if not access.width and threads <= work.threads]
+    copies = COPY_OPERATIONS * sum(tile.n_bytes / 16 * (UNEVEN_FACTOR if tile.uneven else 1) for tile in tiles)
     return Load(
         tensor=flops,
         arithmetic=OPERATION_INSTRUCTIONS * (work.scalar_ops / arch.lanes + work.special_ops / SPECIAL_LANES)
@@ -222,11 +224,6 @@ def block_load(work: BlockWork, threads: int, figures: Figures) -> Load:
         shared=(operands + work.shared_bytes) / SHARED_BYTES,
         issue=instructions / 32,
     )
-
-
-def copy_operations(access: Access) -> float:
-    """Return the operations of threads that copy tiles themselves, in vectors of 16 bytes if nothing else is known."""
-    return 0.0 if access.width else access.n_bytes / 16 * COPY_OPERATIONS * (UNEVEN_FACTOR if access.uneven else 1)
 
 
 def exceeded_limit(facts: StaticFacts, limits: DeviceLimits) -> str:
@@ -324,7 +321,10 @@ def round_clocks(
     beside = max(1, min(figures.sms // L2_PARTITIONS, blocks))
     all_bytes, once = work.read_bytes + work.write_bytes, requested_bytes(work, facts.grid, beside) / beside
     cached = (all_bytes - SAVED_SHARE * max(0.0, all_bytes - once)) / (L2_BYTES * share)
-    memory = distinct_bytes(work, facts.grid, blocks, figures) / (figures.memory_bytes_s * MEMORY_SHARE)
+    moved = requested_bytes(work, facts.grid, blocks)
+    if work.tensor_bytes is not None and work.tensor_bytes < figures.l2_bytes:  # L2 fetches each byte once for the grid
+        moved = min(moved, work.tensor_bytes * blocks / math.prod(facts.grid))
+    memory = moved / (figures.memory_bytes_s * MEMORY_SHARE)
     memory *= figures.clock_hz / resident  # clocks of one block, if all SMs share the memory's rate
     groups, lanes = max(1, work.threads // 128), work.threads / 128
     # The time of one block alone, over all its steps.
@@ -347,14 +347,6 @@ def round_clocks(
     most = max(together)
     longest = most * sum((bound / most) ** SHARPNESS for bound in together) ** (1 / SHARPNESS)
     return float(longest + resident * LAUNCH_CLOCKS)
-
-
-def distinct_bytes(work: BlockWork, grid: tuple[int, ...], blocks: int, figures: Figures) -> float:
-    """Return the bytes of memory that `blocks` concurrent blocks move."""
-    total = requested_bytes(work, grid, blocks)
-    if work.tensor_bytes is None or work.tensor_bytes >= figures.l2_bytes:
-        return total
-    return min(total, work.tensor_bytes * blocks / math.prod(grid))  # L2 fetches each byte once for the whole grid
 
 
 def requested_bytes(work: BlockWork, grid: tuple[int, ...], blocks: int) -> float:

@@ -106,7 +106,7 @@ class CompileState:
     @property
     def finished(self) -> bool:
         """Whether no compile work is left or under way."""
-        return self.waits and not (self.proposing or self.building)
+        return self.waits and not (self.proposing or self.busy)
 
     def next_job(self) -> Job | None:
         """Return a free worker's next job, and take it out of the queues; None if the worker must wait.

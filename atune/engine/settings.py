@@ -66,10 +66,9 @@ class EngineSettings:
     """Function that finds configurations to try first, if the space has them; None for a run without advice."""
     recall: Recall | None = None
     journal: str = ""
-    looks: int = 10
-    """Largest number of times that the final examines the order, each after a set of rounds."""
     alone: bool = False
-    """Whether a candidate of the space gets a final even if no other code was measured."""
+    """Whether the final only compares candidates with the default: even a single candidate gets a final, and its order
+    is examined once."""
     cached: bool = True
     """Whether the result cache may use this run."""
 

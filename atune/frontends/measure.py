@@ -215,7 +215,7 @@ async def _run(
         described.workload, programs=programs, allow=allow, spec=spec, compile=compile, benchmark=benchmark, **where
     )
     journal = next(path for n in count() if not (path := plan.journal / f"{n:04}.jsonl").exists())
-    once: dict[str, Any] = {"strategy": "exhaustive", "prior": False, "looks": 1, "cached": False, "recall": None}
+    once: dict[str, Any] = {"strategy": "exhaustive", "prior": False, "cached": False, "recall": None}
     plan = replace(plan, machine=machine, journal=journal).with_settings(benchmark=benchmark, alone=True, **once)
     async with Tuner.planned(None, plan) as tuner:
         try:

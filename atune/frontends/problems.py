@@ -65,26 +65,24 @@ class Problems(Sequence[Problem]):
         return f"Problems({len(self)}: {self._problems[0]}{' …' if len(self) > 1 else ''})"
 
 
-def parse_sizes(texts: Iterable[str], where: str) -> dict[str, list[Any]]:
-    """Return the values of each argument in texts such as ``M=1,2,4``. Each value is JSON, or otherwise a string.
-
-    Raises `UsageError`, naming `where`.
-    """
+def parse_sizes(texts: Iterable[str]) -> dict[str, list[Any]]:
+    """Return the values of each argument in texts of ``--arg`` such as ``M=1,2,4``. Each value is JSON, or otherwise a
+    string. Raises `UsageError`."""
     sizes: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         cells = [value.strip() for value in values.split(",")]
         if not (name.isidentifier() and equals and all(cells)) or cells[0].startswith(("[", "(")):
-            raise UsageError(f"{where} {text!r}: give a name and its values, such as M=1,2,4")
+            raise UsageError(f"--arg {text!r}: give a name and its values, such as M=1,2,4")
         if name in sizes:
-            raise UsageError(f"{where} {text!r}: {name} is given twice; give all its values at once: {name}=1,2,4")
+            raise UsageError(f"--arg {text!r}: {name} is given twice; give all its values at once: {name}=1,2,4")
         sizes[name] = [_cell(cell) for cell in cells]
     return sizes
 
 
 def one_problem(texts: Iterable[str], command: str) -> dict[str, Any]:
     """Return the arguments of `command`, which takes a single problem. Raises `UsageError` for several problems."""
-    sizes = parse_sizes(texts, "--arg")
+    sizes = parse_sizes(texts)
     if several := next((name for name, values in sizes.items() if len(values) > 1), ""):
         raise UsageError(f"--arg {several}: {command} takes a single problem: give {several} a single value")
     return {name: value for name, (value,) in sizes.items()}

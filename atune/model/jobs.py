@@ -123,9 +123,6 @@ class CompareJob(Job[Compared | Failure], frozen=True):
     path: str = ""
 
 
-CompileJob = ElaborateJob | RolesJob | LowerJob | FindJob | BuildJob | CompareJob
-
-
 # ---- for device workers
 
 
@@ -213,6 +210,3 @@ class FinalJob(Job[Finals], frozen=True):
     artifacts: tuple[Artifact, ...]
     roles: Roles
     rounds: int
-
-
-DeviceJob = StartJob | PrepareJob | MeasureJob | BitsJob | FinalJob

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -19,7 +19,6 @@ from atune.journal.result import Result
 from atune.journal.state import State, TimeSums
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable, shortened
-from atune.model.device import DeviceInfo
 from atune.reporting.export import facts_of, ranking, rows, table
 from atune.reporting.progress import duration
 from atune.reporting.summary import MOST_GROUPS, PRUNED, FailureGroup, failure_groups, headline, summary, summary_text
@@ -99,6 +98,8 @@ def card(result: Result) -> dict[str, Any]:
     notes = head.notes if result.finished or best is None else [
         *head.notes, "The run has not finished: this is the best configuration so far, by first timing.",
     ]  # fmt: skip
+    models = Counter(device.name for device in result.devices).items()
+    devices = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in models) or "no device"
     target = {"c": "CPU, compiled as C"}.get(result.header.target.kind, str(result.header.target))
     when = f"{datetime.fromtimestamp(result.header.time, UTC):%Y-%m-%d %H:%M} UTC"
     took = f"{duration(result.wall_s)}{'' if result.finished else ' so far'}"
@@ -108,16 +109,10 @@ def card(result: Result) -> dict[str, Any]:
         "config": None if best is None else best.config,
         "shown": head.winner,
         "notes": notes,
-        "origin": [f"{measured_on(result.devices)}, {target}", when, took],
+        "origin": [f"{devices}, {target}", when, took],
         "total": f"{result.total:,} {'candidate' if result.total == 1 else 'candidates'}",
         "counts": [[f"{n:,} {text}", text == "failed"] for name, text in names.items() if (n := getattr(result, name))],
     }
-
-
-def measured_on(devices: Sequence[DeviceInfo]) -> str:
-    """Return the number of devices of each model, as text for a heading, such as ``2 × NVIDIA H200``."""
-    counts = Counter(device.name for device in devices)
-    return ", ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items()) or "no device"
 
 
 def _failures(result: Result) -> dict[str, Any]:

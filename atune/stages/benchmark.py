@@ -67,12 +67,6 @@ def begin(info: DeviceInfo) -> str:
     return uuid
 
 
-def rest() -> None:
-    """Forget the run, and free its memory, because another run uses the process next."""
-    release()
-    device.prepared, device.copies_on_host = (), False
-
-
 def recorded(answer: Answer) -> Answer:
     for observer in device.observers:
         answer = observer.record(answer)

@@ -130,10 +130,7 @@ def headers_read(server: str, includes: tuple[str, ...]) -> tuple[tuple[str, ...
 
 
 def compile(source: str, pass_configs: Mapping[str, Any]) -> MachineCode:
-    """Compile with cicc if the compile service has linked a server into the run's folder, and otherwise with nvcc.
-    Raises the errors of nvcc."""
-    if not os.path.lexists(os.path.join(session().run_dir, FOLDER)):  # no server is linked
-        return by_nvcc(source, pass_configs)
+    """Compile with cicc if cicc can compile the source, and otherwise with nvcc. Raises the errors of nvcc."""
     if reason := nvcc_only_reason(dict(pass_configs)):
         return replace(by_nvcc(source, pass_configs), why=f"nvcc, because {reason}")
     try:
@@ -165,21 +162,18 @@ def _more(parsed: Parsed, includes: Sequence[str], server: str) -> str:
     path = os.path.join(os.path.realpath(server), f"{name}.ii")
     with open(f"{path}.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not os.path.exists(path):
-            _make_more(parsed, includes, path)
+        if os.path.exists(path):
+            return path
+        lines = "".join(f"#include {name}\n" for name in includes)
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix="more-") as folder:
+            whole, rest = os.path.join(folder, "whole.ii"), os.path.join(folder, "rest.ii")
+            preprocess(parsed, f"{parsed.text()}{CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
+            _, cut, after = Path(whole).read_bytes().partition(f"\n{CUT}\n".encode())
+            if not cut:
+                raise CiccError("the preprocessor drops pragmas")
+            Path(rest).write_bytes(after)
+            os.replace(rest, path)
     return path
-
-
-def _make_more(parsed: Parsed, includes: Sequence[str], path: str) -> None:
-    lines = "".join(f"#include {name}\n" for name in includes)
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(path), prefix="more-") as folder:
-        whole, rest = os.path.join(folder, "whole.ii"), os.path.join(folder, "rest.ii")
-        preprocess(parsed, f"{parsed.text()}{CUT}\n{lines}", os.path.join(folder, "more.cu"), whole)
-        _, cut, after = Path(whole).read_bytes().partition(f"\n{CUT}\n".encode())
-        if not cut:
-            raise CiccError("the preprocessor drops pragmas")
-        Path(rest).write_bytes(after)
-        os.replace(rest, path)
 
 
 @functools.cache

@@ -55,8 +55,8 @@ def elaborate(payload: bytes) -> bytes:
     """Entry point: msgpack of (text, kernel's name or ``""``, task's name, arguments, target, own folder) → JSON.
 
     The answer begins with the reason why the code could not be isolated (empty if the code was isolated) and a line
-    feed. Then follows the elaborated kernel, or, if elaborating failed, ``-`` and (message, detail). Raises `Crashed`
-    if the stranger's code ends its process.
+    feed. Then follows the elaborated kernel, or, if elaborating failed, ``-`` and (message, detail). Raises
+    `RuntimeError` if the stranger's code ends its process.
     """
     kind = tuple[str, str, str, dict[str, Any], Target, str]
     text, name, task, arguments, target, folder = msgspec.msgpack.decode(payload, type=kind)

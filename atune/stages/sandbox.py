@@ -25,10 +25,6 @@ a stranger."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Crashed(Exception):
-    """The code in the sandbox ended its process."""
-
-
 def isolate(folder: str, instead: str) -> tuple[str, str]:
     """Isolate this process and its later children. Return the reason if isolating fails (otherwise an empty text), and
     the folder to which the children can write.
@@ -61,7 +57,7 @@ def isolate(folder: str, instead: str) -> tuple[str, str]:
 
 
 def answer_of(work: Callable[[], bytes]) -> bytes:
-    """Return the answer of `work` from a child without capabilities. Raises `Crashed` if there is no valid answer."""
+    """Return the answer of `work` from a child without capabilities. Raises `RuntimeError` for an invalid answer."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -81,7 +77,7 @@ def answer_of(work: Callable[[], bytes]) -> bytes:
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code == 1 and 0 < len(answer) <= ANSWER_BYTES:
         return answer
-    raise Crashed("its kernel is too large" if answer else describe(code))
+    raise RuntimeError("its kernel is too large" if answer else describe(code))
 
 
 def _refuse_sockets() -> None:

@@ -417,13 +417,10 @@ class Unknown(Exception):
 
 def region(node: Any) -> tuple[Any, tuple[Any, ...], Any]:
     """Return the buffer, extents and indices of a part of a tensor. Raises `Unknown` for other expressions."""
-    kind = type(node).__name__
-    if name_of(node) == "tl.region":
-        load, _, *extents = node.args
-        return load.buffer, tuple(extents), load.indices
-    if kind == "BufferRegion":
-        return node.buffer, tuple(r.extent for r in node.region), tuple(r.min for r in node.region)
-    raise Unknown(f"a region as {kind}")
+    if name_of(node) != "tl.region":
+        raise Unknown(f"a region as {type(node).__name__}")
+    load, _, *extents = node.args
+    return load.buffer, tuple(extents), load.indices
 
 
 def name_of(node: Any) -> str:

@@ -12,13 +12,13 @@ import anyio
 import anyio.abc
 import msgspec
 
-from atune.errors import UsageError, WorkerError
+from atune.errors import WorkerError
 from atune.model.artifact import Artifact, Lowered
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.workers.messages import SERVICE_LISTEN
 from atune.workers.pool import ForkServer, Worker
-from atune.workers.resources import usable_cores
+from atune.workers.resources import COMPILE_NICE, usable_cores
 from atune.workers.server import DRIVER, parked_service, started, warm_service
 from atune.workers.waiting import background
 from atune.workers.workers import process_folders
@@ -35,8 +35,7 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
     server has parsed headers, it is parked for the program's next run.
     """
 
-    def __init__(self, nice: int = 0) -> None:
-        self._nice = nice
+    def __init__(self) -> None:
         self.worker: Worker | None = None
         """The process; None before it starts."""
         self._turn = anyio.Lock()
@@ -86,8 +85,8 @@ class ServiceProcess(anyio.AsyncContextManagerMixin):
         before = parked_service.take()
         park = None if before is None else parked_service.park  # only a parked server itself has parsed headers
         async with ForkServer(before or started(("atune.stages.cicc_server",)), park=park) as server:
-            folders = process_folders(str(server.run_dir))
-            task_status.started(await server.spawn("service", env=folders, nice=self._nice))
+            folders = process_folders(str(server.process.folder))
+            task_status.started(await server.spawn("service", env=folders, nice=COMPILE_NICE))
             await self._ended.wait()
             shutil.rmtree(folders["TMPDIR"], ignore_errors=True)  # for headers that only this run needed
 
@@ -128,11 +127,7 @@ class CompileService:
         """Have `process` serve the run. If a core is free, begin to parse headers that the run may need. `run_dir`: the
         folder in which workers look for the service."""
         self.process, self._tasks, self._run_dir = process, tasks, run_dir
-        try:
-            target = parse_target(self._target)
-        except UsageError:
-            return  # `discover` reports the error
-        settings = self._settings
+        settings, target = self._settings, parse_target(self._target)
         cuda = any(map(os.path.exists, DRIVER)) if target is None else target.kind == "cuda"
         if cuda and settings.cicc and settings.flags is None and len(usable_cores()) > 1 and not process.begun:
             with suppress(OSError):  # the first candidate to compile shows the error

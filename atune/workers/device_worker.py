@@ -234,7 +234,7 @@ class LocalDeviceWorker(Supervised):
         """Fork a process that sees only this device, and make the device's context in the process."""
         env = {"CUDA_VISIBLE_DEVICES": self.info.uuid} if self.info.uuid else {}  # read when CUDA starts
         if self._idle is not None:
-            env |= process_folders(str(self.workers.server.run_dir))  # the process may outlive the run
+            env |= process_folders(str(self.workers.server.process.folder))  # the process may outlive the run
         worker = await self.workers.spawn(self._role, env=env, cpus=self.cpus)
         try:
             await self._begin(worker)

@@ -29,7 +29,7 @@ from atune.workers.compile_worker import LocalCompileWorker
 from atune.workers.device_worker import LocalDeviceWorker, MemoryClaim
 from atune.workers.messages import DISCOVER, GPUS, Discovery, Session
 from atune.workers.pool import ForkServer, Worker
-from atune.workers.resources import COMPILE_NICE, WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
+from atune.workers.resources import WORKER_BYTES, usable_cores, usable_memory_bytes, workers_that_fit
 from atune.workers.waiting import background
 from atune.workers.workers import Workers, described, fork_server, killed
 from atune.workload.packing import LARGE_BYTES, write
@@ -76,7 +76,7 @@ class Shared:
 @asynccontextmanager
 async def shared_processes(warn: Callable[[str], None] = ignored) -> AsyncGenerator[Shared, None]:
     """Start the fork server, or take the warm one, for one run or for several in the same event loop."""
-    async with fork_server(warn) as server, ServiceProcess(COMPILE_NICE) as service:
+    async with fork_server(warn) as server, ServiceProcess() as service:
         shared = Shared(server, service)
         try:
             yield shared
@@ -113,7 +113,6 @@ class LocalMachine:
         """The reference that workers load."""
         self.target_text, self.device_names = target, tuple(devices)
         self.compile, self.benchmark = compile or CompileSettings(), benchmark or BenchmarkSettings()
-        self.server: ForkServer
         self.workers = Workers(workload, spec.fingerprint if spec is not None else "")
         self.service = CompileService(self.compile, target)
         self.store = RunStore()
@@ -139,8 +138,7 @@ class LocalMachine:
                 warn(f"{why}. If they fail to load, set TMPDIR to a folder on another file system")
             own = shared_processes(lambda message: self.workers.warn(message))
             async with nullcontext(self.shared) if self.shared else own as shared, background() as tasks:
-                self.server = shared.server
-                self.workers.attach(self.server, self.run_dir, tasks, warn)
+                self.workers.attach(shared.server, self.run_dir, tasks, warn)
                 self.service.start(shared.service, tasks, self.run_dir)
                 store = ArtifactStore() if self.compile.store else None
                 if store is not None and (why := untrusted(store.folder)):
@@ -185,7 +183,7 @@ class LocalMachine:
 
     async def discover(self) -> tuple[Target, list[DeviceInfo]]:
         question = msgspec.msgpack.encode((self.target_text, self.device_names, self.compile))
-        known = self.server.process.facts  # valid for the whole process, because devices do not come and go
+        known = self.workers.server.process.facts  # valid for the whole process, because devices do not come and go
         reply = known.get(question) or await self.workers.ask_once("discover", DISCOVER, question)
         known[question] = reply
         discovery = msgspec.msgpack.decode(reply, type=Discovery)

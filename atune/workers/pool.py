@@ -85,8 +85,6 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         park: Callable[[ForkServerProcess], None] | None = None,
         again: Callable[[], ForkServerProcess] | None = None,
     ) -> None:
-        self.run_dir = process.folder
-        """The folder that has the server's log and each worker's stderr."""
         self.process, self._park, self._again = process, park, again
         self._workers: dict[int, Worker] = {}
         self._failure = ""
@@ -146,7 +144,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
             raise self._error()
         number = next(self.process.numbers)
         name = f"{role}-{number}"
-        path = self.run_dir / f"{name.replace('/', '_')}.stderr"
+        path = self.process.folder / f"{name.replace('/', '_')}.stderr"
         order: dict[str, Any] = {"op": "fork", "id": number, "env": dict(env or {}), "nice": nice}
         order["cpus"] = None if cpus is None else list(cpus)
         with path.open("ab") as stderr:
@@ -197,7 +195,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
                 tasks.start_soon(worker.kill, within_s)
         if self._workers or self._failure or self.hangs or self.process.returncode is not None:
             return False
-        for stderr in self.run_dir.glob("*.stderr"):
+        for stderr in self.process.folder.glob("*.stderr"):
             stderr.unlink(missing_ok=True)  # the next run's workers have other names
         self._running = False
         self._listening.cancel()
@@ -284,7 +282,7 @@ class ForkServer(anyio.AsyncContextManagerMixin):
         self._control.close()
         self.process.reap()
         process.numbers = self.process.numbers  # so that no two workers share a number or a name
-        self.process, self._control, self.run_dir = process, process.control, process.folder
+        self.process, self._control = process, process.control
         waited_for.set()
         return True
 

@@ -167,7 +167,7 @@ async def test_compiling_alone_tries_a_killed_configuration_again() -> None:
 
 
 def kill_server(machine: LocalMachine) -> None:
-    os.kill(machine.server.pids()[0], signal.SIGKILL)
+    os.kill(machine.workers.server.pids()[0], signal.SIGKILL)
 
 
 lengths: dict[str, int] = {}

@@ -59,8 +59,8 @@ def test_a_file_lists_problems(name: str, text: str, tmp_path: Path) -> None:
         (lambda: Problems(M=[object()]), "M"),
         (lambda: Problems("/nowhere.json"), "problems /nowhere.json: No such file or directory: give a .json"),
         (lambda: Problems(PAIRS, N=9), "each problem of the list or file has N, and N=… is given for all of them"),
-        (lambda: parse_sizes(["M"], "--arg"), "--arg 'M': give a name and its values"),
-        (lambda: parse_sizes(["M=1", "M=2"], "--arg"), "M is given twice"),
+        (lambda: parse_sizes(["M"]), "--arg 'M': give a name and its values"),
+        (lambda: parse_sizes(["M=1", "M=2"]), "M is given twice"),
     ],
 )  # fmt: skip
 def test_wrong_problems_are_refused(make: Any, message: str) -> None:
@@ -107,7 +107,7 @@ def test_numbers_of_a_file_are_whole_where_all_of_an_argument_are(text: str, val
 
 
 def test_sizes_of_the_command_line_are_numbers_or_text() -> None:
-    found = parse_sizes(["M=1, 2", "N=0.5", "dtype= float16", "causal=true"], "--arg")
+    found = parse_sizes(["M=1, 2", "N=0.5", "dtype= float16", "causal=true"])
     assert found == {"M": [1, 2], "N": [0.5], "dtype": ["float16"], "causal": [True]}
 
 

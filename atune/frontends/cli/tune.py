@@ -55,7 +55,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     if arguments.journal == LATEST:
         arguments.journal = find_journal(LATEST)
     workload = parse_file_ref(arguments.workload, "atune tune")
-    sizes = parse_sizes(arguments.arg, "--arg")
+    sizes = parse_sizes(arguments.arg)
     several = any(len(values) > 1 for values in sizes.values())
     set_too = sizes and is_set(Path(arguments.journal or ""))
     if arguments.problems is not None or several or set_too:
