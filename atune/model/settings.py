@@ -63,7 +63,7 @@ class Budget(Settings, frozen=True, kw_only=True):
     def parse(cls, text: str | int | float | Budget | None) -> Budget:
         """Parse ``"auto"``, ``40`` (candidates), ``"10%"``, ``"90s"`` or ``"2m"`` (time), or several: ``"40,90s"``.
 
-        ``"40,90s"``. Raises `UsageError` for anything else.
+        Raises `UsageError` for anything else.
         """
         if text is None:
             return cls()
