@@ -19,7 +19,7 @@ from typing import Any, TypeVar, Unpack, overload
 import anyio.to_thread
 import msgspec
 
-from atune.errors import AtuneError, MachineError, SpaceError, UsageError, WorkerError
+from atune.errors import AtuneError, MachineError, UsageError, WorkerError
 from atune.frontends.blocking import run_blocking
 from atune.frontends.call import Call, Entry, TunableKernel, TunedCall, launcher
 from atune.frontends.compile_all import plain_library
@@ -372,23 +372,34 @@ class Autotuned(TunedKernel):
 
         `key`: remove only the winners of this key. Give the arguments as a dictionary, as `tunings` shows them, or a
         value that the decorator's function `key` returned. You may leave out hints, and arguments with defaults.
+        Raises `UsageError` if the key is not in this form, or lacks an argument that the keys of all results have.
         """
         cache, is_mine = self.options.cache, self._is_mine()
         given, names = ({"key": key}, ()) if callable(self.options.key) else (key, key or ())
         if key is not None and not isinstance(given, Mapping):
-            raise UsageError(f"clear_cache: key must be arguments by name, such as {{'n': 64}}, got {key!r}")
+            listed = "; for a key that `atune cache ls` lists, use `atune cache clear --key KEY`"
+            raise UsageError(f"clear_cache: key must be arguments by name, such as {{'n': 64}}, got {key!r}{listed}")
         chosen = {name: self.data(value, f"clear_cache: {name}") for name, value in (given or {}).items()}
         if not self.is_jit:
             self.check_names(names)
+        optional = {name for name, p in self.signature.parameters.items() if p.default is not p.empty}
+        optional |= {*self.options.hints, *chosen}
+        lacking = list[set[str]]()
 
         def meant(problem: Any) -> bool:
             self.check_names(names, problem)  # a problem has the dimensions of an eager kernel, too
+            left = {name: value for name, value in problem.items() if name not in optional}
             hints = {name: value for name, value in problem.items() if name in self.options.hints}
-            return key is None or self.means({**hints, **chosen}, problem)
+            if key is None or not self.means({**left, **hints, **chosen}, problem):
+                return key is None
+            lacking.append({*left})
+            return not left
 
         self.forget(lambda text: meant(msgspec.json.decode(text.partition("\n")[0])))
         runs = [] if cache is None else [(run, run.entry) for run in cache.answers()]
         mine = [run for run, entry in runs if entry is not None and is_mine(entry) and meant(entry.parts.problem)]
+        if lacking and all(lacking):
+            raise UsageError(f"clear_cache: the key {key!r} is incomplete: add {', '.join(sorted(lacking[0]))}")
         return 0 if cache is None else cache.clear(mine)
 
     def has_result(self) -> bool:
@@ -496,11 +507,21 @@ class TunedTable(tuple[Tuned, ...]):
 
 
 def clear_cache(kernel: Autotuned | None = None, *, key: Any = None) -> int:
-    """Call the method `clear_cache` of `kernel`, or of all decorated kernels. Returns the number of results removed."""
-    removed = 0
-    for autotuned in [*_all] if kernel is None else [kernel]:
-        with suppress(*((SpaceError,) if kernel is None else ())):  # the key fits another kernel
+    """Call the method `clear_cache` of `kernel`, or of all decorated kernels. Returns the number of results removed.
+
+    Raises `UsageError` if the key fits none of the kernels.
+    """
+    kernels = [*_all] if kernel is None else [kernel]
+    removed, misfits = 0, list[UsageError]()
+    for autotuned in kernels:
+        try:
             removed += autotuned.clear_cache(key=key)
+        except UsageError as error:  # the key may fit another kernel
+            misfits.append(error)
+            if key is None or len(misfits) == len(kernels):
+                raise
+    if key is not None and not kernels:
+        raise UsageError(f"clear_cache: no kernel is decorated, so no result has the key {key!r}")
     return removed
 
 

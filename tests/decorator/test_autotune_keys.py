@@ -179,6 +179,38 @@ def test_a_key_of_unknown_names_is_refused_with_those_there_are(tuned: Any, engi
     assert atune.clear_cache(key={"n": 64}) >= 1, "also where other kernels have no argument of the name"
 
 
+def test_a_part_of_a_key_is_refused_and_removes_nothing(tuned: Any, engine: Engine) -> None:
+    """It lacks an argument, or is the start of the text that `atune cache ls` lists. A whole key may match nothing."""
+    kernel, pair = tuned(scale), tuned(add)
+    A, wider = torch.zeros(8, 16), torch.zeros(8, 32)
+    kernel.tune(64), pair.tune(A, A, A), pair.tune(wider, wider, wider)
+    for given, lacking in (({"m": 8}, "n"), ({}, "m, n")):
+        with pytest.raises(UsageError, match=rf"^clear_cache: the key \{given} is incomplete: add {lacking}$"):
+            pair.clear_cache(key=given)
+    assert pair.clear_cache(key={"m": 9}) == pair.clear_cache(key={"m": 8, "n": 8}) == 0
+    listed = kernel.options.cache.entries(kernel="scale")[0].key[:12]
+    with pytest.raises(UsageError, match=f"by name, .* got '{listed}'; .*use `atune cache clear --key KEY`$"):
+        kernel.clear_cache(key=listed)
+    assert kernel.tune(64).cache_hit and pair.tune(A, A, A).cache_hit and pair.tune(wider, wider, wider).cache_hit
+    assert kernel.clear_cache(key={"n": 64}) == pair.clear_cache(key={"m": 8, "n": 16}) == 1
+
+
+def test_a_key_must_fit_one_of_all_kernels(tuned: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = [tuned(scale), tuned(shift), buckets := tuned(key=lambda n: f"bucket {n}")]
+    monkeypatch.setattr(autotuned, "_all", [])
+    for key in ({"n": 64}, "0123456789ab"):
+        with pytest.raises(UsageError, match="no kernel is decorated, so no result has the key"):
+            atune.clear_cache(key=key)
+    assert atune.clear_cache() == 0
+    monkeypatch.setattr(autotuned, "_all", kernels)
+    buckets.tune(64)
+    assert atune.clear_cache(key="bucket 64") == 1, "although this is no key of the other kernels"
+    del kernels[1:]
+    for key, why in (("bucket 64", "key must be arguments by name"), ({"q": 64}, "takes no argument 'q'")):
+        with pytest.raises(UsageError, match=why):
+            atune.clear_cache(key=key)
+
+
 def test_tunings_are_a_table_of_what_kernels_use(tuned: Any, engine: Engine) -> None:
     kernel = tuned(name="twice")
     kernel.tune(64), kernel.tune(128)
