@@ -281,10 +281,12 @@ def _all_mismatch(result: Result) -> list[str]:
 
 def evidence_lines(message: str, detail: str) -> list[str]:
     """Return the line of the user's code that raised the error. If the line is unknown, return the last lines of
-    `detail`, without stack traces and without the `message`."""
+    `detail`, without stack traces and without the `message`. The place of the user's line, and the command that ends a
+    compiler's output, stay whole, because people copy them. Other lines are clipped."""
     where, lines = place_in(detail), [line.rstrip() for line in _STACK.sub("", detail).splitlines() if line.strip(" |")]
     last = [line for line in lines if message not in line and line.strip() not in message][-DETAIL_LINES:]
-    return [printable(line)[:300] for line in (last if where is None else where.lines())]
+    evidence, whole = (last, len(last) - 1) if where is None else (where.lines(), 0)
+    return [printable(line) if n == whole else printable(line)[:300] for n, line in enumerate(evidence)]
 
 
 def group_lines(groups: Sequence[FailureGroup], limit: int = 8, example: Sequence[str] = ()) -> list[str]:

@@ -80,7 +80,7 @@ def parse_file_ref(text: str, command: str = "") -> FileRef:
         why = "it is a folder" if os.path.isdir(path) else f"there is no file {path!r}"
         raise WorkloadError(f"{text}: {why}; give FILE.py, or FILE.py:NAME or package.module:NAME")
     if not colon:
-        return FileRef(os.path.abspath(file), "", f"{command} {path}".lstrip(), torch=torch_state())
+        return FileRef(os.path.abspath(file), "", f"{command} {shlex.quote(path)}".lstrip(), torch=torch_state())
     if not name.isidentifier():
         raise WorkloadError(f"{text}: {name!r} is not a Python name; give FILE.py:NAME")
     return FileRef(os.path.abspath(file), name, torch=torch_state())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ from event_streams import Stream, write
 
 from atune.frontends.cli.main import main
 from atune.reporting.report import report
+from atune.reporting.summary import evidence_lines
 
 KERNELS = Path(__file__).parents[1] / "teaching_kernels.py"
 LINES = KERNELS.read_text().splitlines()
@@ -47,6 +49,27 @@ def test_a_broken_kernel_is_shown_with_its_line_and_a_caret(tmp_path: Path, caps
     assert reported[:2] == ["candidate  1: failed", "config     block=32"]
     assert "reason     failed to lower: NameError: name 'q' is not defined" in reported
     assert "  Traceback (most recent call last):" in reported
+
+
+def test_places_and_commands_are_whole_however_long_the_paths_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So that they can be copied. A compiler's output ends with its command; its other lines are clipped."""
+    folder = tmp_path.joinpath(*["a folder with a long name " * 8] * 2)
+    folder.mkdir(parents=True)
+    journal = str(folder / "run.jsonl")
+    (folder / "kernel.py").write_text(KERNELS.read_text())
+    assert main(["tune", f"{folder}/kernel.py:MISSPELT", "--target", "c", "--quiet", "--journal", journal]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert f'      File "{folder}/kernel.py", line {line_of("A[bx * block + q]")}, in main' in lines
+    [shown] = [line for line in lines if "full output: " in line]
+    assert shlex.split(shown.partition("full output: ")[2]) == ["atune", "show", journal, "0"]
+
+    command = shlex.join(["nvcc", "-I", str(folder), "-o", f"{folder}/kernels.so"])
+    error, output = "kernel.cu(3): error: q is undefined", "  T<" + "T<" * 400
+    assert evidence_lines(error, f"nvcc failed, exit status 1\n{error}\n{output}\n{command}") == [
+        "nvcc failed, exit status 1", output[:300], command,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

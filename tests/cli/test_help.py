@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -47,6 +48,7 @@ def test_without_a_command_there_is_help(capsys: Any) -> None:
         ("tunee", "atune has no command tunee; did you mean atune tune? (see atune --help)"),
         ("cache lss", "atune cache has no command lss; did you mean atune cache ls? (see atune cache --help)"),
         ("gemm.py", "atune has no command gemm.py; did you mean atune tune gemm.py?"),
+        ("'my gemm.py'", "atune has no command my gemm.py; did you mean atune tune 'my gemm.py'?"),
         ("pkg.gemm:W", "atune has no command pkg.gemm:W; did you mean atune tune pkg.gemm:W?"),
         ("xyzzy", "atune has no command xyzzy; the commands are tune, runs, "),
         ("replay ./j --tabel", "atune replay has no option --tabel; did you mean --table? (see atune replay --help)"),
@@ -57,7 +59,7 @@ def test_without_a_command_there_is_help(capsys: Any) -> None:
     ],
 )
 def test_a_wrong_word_is_told_what_it_may_mean(command: str, meant: str, capsys: Any) -> None:
-    assert printed(capsys, *command.split(), status=2).startswith(f"atune: error: {meant}")
+    assert printed(capsys, *shlex.split(command), status=2).startswith(f"atune: error: {meant}")
 
 
 # It starts quickly: it imports the module of a command when that runs

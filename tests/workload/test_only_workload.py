@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_of_several_the_message_has_the_commands(tmp_path: Path, monkeypatch: py
     assert rest == ["  atune tune work.py:TALL", "  atune tune work.py:FLAT"]
     with pytest.raises(WorkloadError, match=r"choose one:\n  work.py:TALL\n"):
         load(parse_file_ref("work.py"))
+    (tmp_path / "a folder").mkdir()
+    written(tmp_path / "a folder", "TALL = other('tall'); FLAT = other('flat')")
+    with pytest.raises(WorkloadError) as caught:
+        load(parse_file_ref("a folder/work.py", "atune tune"))
+    words = [shlex.split(line) for line in str(caught.value).splitlines()[1:]]
+    assert words == [["atune", "tune", f"a folder/work.py:{name}"] for name in ("TALL", "FLAT")]
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:

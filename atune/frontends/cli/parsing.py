@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -48,7 +49,8 @@ class Parser(argparse.ArgumentParser):
             from atune.model.options import likely  # imports msgspec, which may be missing
 
             if re.fullmatch(r".+\.py(:\w*)?|[\w.]+:\w+", value):
-                raise UsageError(f"{self.prog} has no command {value}; did you mean {self.prog} tune {value}?")
+                meant = f"{self.prog} tune {shlex.quote(value)}"
+                raise UsageError(f"{self.prog} has no command {value}; did you mean {meant}?")
             ways = {name: f"{self.prog} {name}" for name in action.choices}
             hint = likely(value, ways, {}) or f"; the commands are {', '.join(ways)}"
             raise UsageError(f"{self.prog} has no command {value}{hint} (see {self.prog} --help)")
