@@ -268,6 +268,7 @@ class TunedCall:
         if call.eager:
             sizes = owner.frontend.eager_dimensions(owner.kernel, self.tensors, plain, call.probes())
             self._take(sizes)
+            self._check_sizes(sizes.keys() & call.given.keys())
         variadic = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
         needed = [n for n, p in owner.signature.parameters.items() if p.default is p.empty and p.kind not in variadic]
         if lacking := [repr(name) for name in needed if name not in {*call.names, *self.arguments, *call.tunables}]:
@@ -317,6 +318,12 @@ class TunedCall:
                 self.arguments[name] = self.owner.data(value, f"{self.owner.__name__}: argument {name!r}")
                 self.written[name] = self.call.encoder.written(name, value)
 
+    def _check_sizes(self, names: Iterable[str]) -> None:
+        """Raise `UsageError` if the size of a dimension is neither a whole number nor a symbolic variable."""
+        for name in sorted(names):
+            if isinstance(size := self.arguments[name], bool) or not isinstance(size, (int, dict)):
+                raise UsageError(f"{self.owner.__name__}: {name} must be a whole number, got {size!r}")
+
     def _symbols_and_inputs(self, sizes: Iterable[str]) -> dict[str, int]:
         """Return the sizes of symbolic dimensions, and choose the tuning's inputs. `sizes`: names of dimensions."""
         call, options, stage = self.call, self.options, self.owner.frontend
@@ -330,10 +337,9 @@ class TunedCall:
             if call.eager:
                 names, more = {*self.owner.signature.parameters, *sizes}, ", ".join(sorted({*sizes, *wanted}))
                 call.refuse_unknown(names | wanted, more and f", and the dimensions {more} by name")
-                for name in wanted & self.arguments.keys() - names:  # the kernel serves all sizes
+                self._check_sizes(given := wanted & self.arguments.keys() - names)
+                for name in given:  # the kernel serves all sizes
                     size, _ = self.arguments.pop(name), self.written.pop(name)
-                    if not isinstance(size, (int, dict)):
-                        raise UsageError(f"{self.owner.__name__}: {name} must be a whole number, got {size!r}")
                     known |= {name: size} if isinstance(size, int) else {}
             known |= stage.bound_symbols(params, tensors)
             symbols = {name: known[name] for name in sorted(wanted & known.keys())}

@@ -14,6 +14,7 @@ from decorated import shift, shift_any
 
 import atune
 from atune.errors import UsageError, WorkloadError
+from atune.frontends import cached_tune
 from atune.frontends.cli.main import main
 from atune.frontends.decorator_options import tuning_options
 from atune.model.settings import Budget
@@ -83,6 +84,20 @@ def test_the_sizes_that_a_call_lacks_are_named_all_at_once(capsys: pytest.Captur
 
     with pytest.raises(TypeError, match=r"^lazy lacks the arguments 'M', 'N'$"):
         lazy.tune()
+
+
+@pytest.mark.parametrize("size", ["64", 64.0, None, True, [64]])
+def test_a_size_that_is_no_whole_number_is_refused_before_anything_is_tuned(
+    size: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of constant and of symbolic dimensions, by each method of the kernel."""
+    monkeypatch.delattr(cached_tune, "tune_planned")  # nothing may be tuned
+    for function, name in ((shift, "n"), (shift_any, "m")):
+        kernel = atune.autotune(function, space={"block": [16]}, cache=tmp_path)
+        got = re.escape(repr(tuple(size) if isinstance(size, list) else size))
+        for ask in (kernel.compile, kernel.tune, kernel.best_config):
+            with pytest.raises(UsageError, match=f"^{kernel.__name__}: {name} must be a whole number, got {got}$"):
+                ask(**{name: size})
 
 
 @pytest.mark.parametrize(("value", "named"), [([1.0], "a list"), (None, "None"), (3, "an int")])
