@@ -39,7 +39,7 @@ class Problems(Sequence[Problem]):
 
     def __init__(self, given: Given | str | os.PathLike[str] = (), **sizes: Any) -> None:
         rows = _rows(given)
-        values = {name: _values(value) for name, value in sizes.items()}
+        values = {name: _column("Problems", name, _values(value), False) for name, value in sizes.items()}
         if twice := [name for name in values if any(name in row for _, row in rows)]:
             both = f"each problem of the list or file has {twice[0]}, and {twice[0]}=… is given for all of them"
             raise UsageError(f"Problems: {both}: leave one out")
@@ -76,7 +76,8 @@ def parse_sizes(texts: Iterable[str]) -> dict[str, list[Any]]:
             raise UsageError(f"--arg {text!r}: give a name and its values, such as M=1,2,4")
         if name in sizes:
             raise UsageError(f"--arg {text!r}: {name} is given twice; give all its values at once: {name}=1,2,4")
-        sizes[name] = [_cell(cell) for cell in cells]
+        found = [_cell(cell) for cell in cells]
+        sizes[name] = _column(f"--arg {text!r}", name, found, False) if len(found) > 1 else found
     return sizes
 
 

@@ -59,8 +59,11 @@ def test_a_file_lists_problems(name: str, text: str, tmp_path: Path) -> None:
         (lambda: Problems(M=[object()]), "M"),
         (lambda: Problems("/nowhere.json"), "problems /nowhere.json: No such file or directory: give a .json"),
         (lambda: Problems(PAIRS, N=9), "each problem of the list or file has N, and N=… is given for all of them"),
+        (lambda: Problems(M=[1, "x"]), "Problems, entry 2: M must be a number, got the text 'x'"),
+        (lambda: Problems(M=["1", 2]), "Problems, entry 1: M must be a number, got the text '1'"),
         (lambda: parse_sizes(["M"]), "--arg 'M': give a name and its values"),
         (lambda: parse_sizes(["M=1", "M=2"]), "M is given twice"),
+        (lambda: parse_sizes(["M=32,x"]), "--arg 'M=32,x', entry 2: M must be a number, got the text 'x'"),
     ],
 )  # fmt: skip
 def test_wrong_problems_are_refused(make: Any, message: str) -> None:
