@@ -130,10 +130,13 @@ def check_same_work(
 ) -> tuple[str, ...]:
     """Return the accepted differences between the journal's work and `now`, the header of a new run.
 
-    Raises `JournalError` if the space differs, or if another difference is not accepted.
+    Raises `JournalError` if the problem or the space differs, or if another difference is not accepted.
     """
     header = state.header
     assert header is not None
+    if config_key(header.arguments) != config_key(now.arguments):
+        was = f"the journal records another problem: it was {_values(header.arguments)} and is {_values(now.arguments)}"
+        raise JournalError(f"{was}. {ANOTHER}; a new journal can use this one as advice (--warm, warm=)")
     both = header.baseline is not None and now.baseline is not None
     if header.space != now.space or (both and bool(header.refused) != bool(now.refused)):
         change = f"the space now has {now.total:,}" if header.total != now.total else "the candidates have changed"
@@ -182,9 +185,7 @@ def _changed_parts(
     for name in sorted(RESERVED):
         if (was := tried.get(name)) is not None and was != own.get(name):
             changes.append(("settings", f"the default's {name} was {was!r} and is {own.get(name)!r}"))
-    if config_key(header.arguments) != config_key(now.arguments):
-        changes.append(("kernel", f"the problem was {_values(header.arguments)} and is {_values(now.arguments)}"))
-    elif header.fingerprint != now.fingerprint or (header.code and header.code != now.code):
+    if header.fingerprint != now.fingerprint or (header.code and header.code != now.code):
         changes.append(("kernel", "the source of the kernel, its inputs, its reference or its checks has changed"))
     if header.target != now.target:
         changes.append(("target", f"it was {header.target} and is {now.target}"))

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from fake_runs import cut, proposed
 
+from atune.engine.settings import PARTS
 from atune.errors import JournalError, UsageError
 from atune.frontends.resume import resume
 from atune.frontends.tuner import tune
@@ -34,6 +36,7 @@ from atune.model.device import DeviceLimits
 from atune.model.settings import BenchmarkSettings
 from atune.reporting.summary import summary
 from atune.testing import FakeMachine, Script
+from atune.workload.workload import WorkloadSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -276,6 +279,28 @@ async def test_a_journal_of_other_kernels_is_refused_whatever_their_source_says(
     result = await resume(journal, machine=fake(script=other), budget=30, accept=["kernel"])
     [resumed] = [e for e in read(journal) if isinstance(e, RunResumed)]
     assert result.measured > 20 and any("have different kernels" in text for text in resumed.accepted)
+
+
+async def test_a_journal_of_another_problem_is_refused_whatever_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at(n: int) -> FakeMachine:
+        machine = fake()
+        describe = machine.describe
+
+        async def described(*, seed: int = 0) -> WorkloadSpec:
+            return msgspec.structs.replace(await describe(seed=seed), arguments={"n": n})
+
+        monkeypatch.setattr(machine, "describe", described)
+        return machine
+
+    journal = tmp_path / "j"
+    await tune(machine=at(512), journal=journal, budget=20)
+    kept = journal.read_bytes()
+    for accept in (), ("kernel",), PARTS:
+        with pytest.raises(JournalError, match="records another problem: it was n=512 and is n=64"):
+            await tune(machine=at(64), journal=journal, accept=accept)
+    assert journal.read_bytes() == kept
 
 
 async def test_a_journal_that_does_not_identify_its_kernels_is_named(tmp_path: Path) -> None:

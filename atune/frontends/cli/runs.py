@@ -183,9 +183,8 @@ def _finished(journal: str, header: RunStarted | None) -> str:
     from atune.workload.pickling import edited_since
 
     file = edited_since(header.origin, header.time) if header else ""
-    text = f"the run of {journal} is finished, so there is nothing left to do; its result:"
-    anew = f". {file} was edited after the run: atune tune {shlex.quote(file)} tunes the new version"
-    return text + (anew if file else "")
+    anew = f"; {file} was edited after the run: atune tune {shlex.quote(file)} tunes the new version" if file else ""
+    return f"the run of {journal} is finished, so there is nothing left to do{anew}; its result:"
 
 
 def replay_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
