@@ -158,7 +158,8 @@ def all_accepted(changes: Sequence[tuple[str, str]], accept: Sequence[str], why:
     if refused := [(part, text) for part, text in changes if part not in accept]:
         lines = "".join(f"\n  {part}: {text}" for part, text in refused)
         options = " ".join(f"--accept {part}" for part in dict.fromkeys(part for part, _ in refused))
-        raise JournalError(f"{why}:{lines}\n{instead}, or accept this: {options} (from Python: accept=[…])")
+        command = "atune resume JOURNAL " if instead == ANOTHER else ""  # `atune tune` has no --accept
+        raise JournalError(f"{why}:{lines}\n{instead}, or accept this: {command}{options} (from Python: accept=[…])")
     return tuple(f"{part}: {text}" for part, text in changes)
 
 

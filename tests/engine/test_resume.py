@@ -273,8 +273,9 @@ async def test_a_journal_of_other_kernels_is_refused_whatever_their_source_says(
     with pytest.raises(JournalError, match=r"kernel: 20 of 20 candidates, such as \d+, have different kernels now"):
         await resume(journal, machine=fake(script=other), budget=30)
     alone = replaced(SCRIPT, ir_digest=lambda c: str(c) + "!" * (c["x"] == 7))
-    with pytest.raises(JournalError, match="kernel: 1 of 20 candidates, such as 7, have different"):
+    with pytest.raises(JournalError, match="kernel: 1 of 20 candidates, such as 7, have different") as caught:
         await tune(machine=fake(script=alone), journal=journal, budget=30)
+    assert "or accept this: atune resume JOURNAL --accept kernel (from Python: accept=[" in str(caught.value)
     assert journal.read_bytes() == kept
     result = await resume(journal, machine=fake(script=other), budget=30, accept=["kernel"])
     [resumed] = [e for e in read(journal) if isinstance(e, RunResumed)]
