@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import NoSuchWorkload, SpaceError, WorkloadError, message_of, name_and_message, type_of
-from atune.model.folders import working_folder
+from atune.model.folders import sys_path, working_folder
 from atune.model.options import meant
 from atune.workload.fingerprint import ALONE, fingerprint, function_of, is_autotuned, parts_of, sent_from, show
 from atune.workload.packing import Packed, pack, refusal, unpack
@@ -162,7 +162,7 @@ def ship(workload: Workload) -> PickleRef:
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     known = fingerprint(workload) if all(map(_comes_by_name, parts)) else ""
     script = getattr(sys.modules["__main__"], "__file__", None) or ""
-    return PickleRef(packed, sources, tuple(sys.path), torch_state(), script, known)
+    return PickleRef(packed, sources, tuple(sys_path()), torch_state(), script, known)
 
 
 def load(ref: WorkloadRef) -> Workload:
