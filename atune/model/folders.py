@@ -12,10 +12,12 @@ import hashlib
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
+from importlib.machinery import FileFinder
 from pathlib import Path
 from typing import IO, Literal
 
@@ -165,6 +167,12 @@ def working_folder() -> str:
         return os.getcwd()
     except OSError:
         return ""
+
+
+def sys_path() -> list[str]:
+    """Return `sys.path`. A relative entry is the folder in which the program has found modules, even after `chdir`."""
+    finders = ((entry, sys.path_importer_cache.get(entry)) for entry in sys.path)
+    return [finder.path if isinstance(finder, FileFinder) else entry for entry, finder in finders]
 
 
 def make_private_folder(folder: str) -> None:

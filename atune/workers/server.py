@@ -26,7 +26,7 @@ from typing import Any
 import anyio
 
 from atune.errors import AtuneError, WorkloadError
-from atune.model.folders import CACHE_VARIABLE, SERVER_FOLDER, TILELANG_FOLDER, server_folder, working_folder
+from atune.model.folders import CACHE_VARIABLE, SERVER_FOLDER, TILELANG_FOLDER, server_folder, sys_path, working_folder
 from atune.workers import server_main
 from atune.workers.resources import usable_cores
 
@@ -122,7 +122,7 @@ class ForkServerProcess:
             "lifeline": lifeline,
             "folder": there,
             "preload": list(preload),
-            "path": [os.path.abspath(entry) for entry in sys.path if there or os.path.isabs(entry)],
+            "path": [os.path.abspath(entry) for entry in sys_path() if there or os.path.isabs(entry)],
             "parent": os.getpid(),
         }
         folders = {SERVER_FOLDER: str(self.folder), TILELANG_FOLDER: str(self.folder / "tilelang")}

@@ -70,7 +70,7 @@ END_S = 2
 
 def main() -> NoReturn:
     """Serve until the parent hangs up, and then end the whole process group, including this process."""
-    config = json.loads(sys.argv[1])
+    config = json.loads(sys.argv.pop())  # the user's modules must not see it
     os.setpgid(0, 0)
     lifeline = arm_lifeline(config["lifeline"])
     # The descriptor was inheritable only for this program; modules' child processes and compilers must not get it.

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from atune.errors import NoSuchWorkload, SpaceError, WorkloadError, message_of, name_and_message, type_of
-from atune.model.folders import working_folder
+from atune.model.folders import sys_path, working_folder
 from atune.model.options import meant
 from atune.workload.fingerprint import ALONE, fingerprint, function_of, is_autotuned, parts_of, sent_from, show
 from atune.workload.packing import Packed, pack, refusal, unpack
@@ -58,6 +58,8 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     sources: dict[str, str]
     """Texts of files whose functions or classes are sent by value. The keys are the file names in code objects."""
     sys_path: tuple[str, ...]
+    argv: tuple[bytes, ...]
+    """The program's `sys.argv`, which modules of the workload may read. The bytes may be no UTF-8."""
     torch: dict[str, Any] = {}
     script: str = ""
     """The program's own file. Functions and classes that are sent by value belong to this file."""
@@ -162,7 +164,8 @@ def ship(workload: Workload) -> PickleRef:
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     known = fingerprint(workload) if all(map(_comes_by_name, parts)) else ""
     script = getattr(sys.modules["__main__"], "__file__", None) or ""
-    return PickleRef(packed, sources, tuple(sys.path), torch_state(), script, known)
+    argv = tuple(os.fsencode(str(word)) for word in sys.argv)
+    return PickleRef(packed, sources, tuple(sys_path()), argv, torch_state(), script, known)
 
 
 def load(ref: WorkloadRef) -> Workload:
@@ -173,7 +176,9 @@ def load(ref: WorkloadRef) -> Workload:
                 sys.path.append(entry)
         show(ref.sources)
         sent_from(ref.script)
-        workload = unpack(ref.packed)
+        sys.argv = [*map(os.fsdecode, ref.argv)]
+        with _loading("the workload cannot be loaded in a worker"):
+            workload = unpack(ref.packed)
         take_state(ref.torch)
     else:
         take_state(ref.torch)  # before the file runs, which may change the settings
@@ -265,6 +270,26 @@ class _Kept(io.StringIO):
         return super().write(text)
 
 
+@contextmanager
+def _loading(failed: str, path: str = "") -> Generator[None, None, None]:
+    """Raise `WorkloadError` with the message `failed`, the error and its place, if the user's code cannot be loaded.
+
+    `path`: the file that the block runs. If it is empty, system errors propagate unchanged: the machine may be short of
+    a resource.
+    """
+    try:
+        with redirect_stderr(kept := _Kept()):
+            yield
+    except BaseException as error:
+        if isinstance(error, (SpaceError, WorkloadError)):
+            raise type(error)(located(str(error), error)) from error
+        if not path and isinstance(error, (OSError, MemoryError)):
+            raise
+        wrote = " ".join(kept.getvalue().split()[-60:]) if isinstance(error, SystemExit) else ""
+        hint = f"; it wrote: {wrote}" if wrote else _hint(path, error)
+        raise NoSuchWorkload(located(f"{failed}: {name_and_message(error)}{hint}", error)) from error
+
+
 def run_file(path: str) -> ModuleType:
     """Run a file as a module of its package, or as a module of its own. Raises `WorkloadError`."""
     name = f"{ALONE}{hashlib.sha256(path.encode()).hexdigest()[:12]}"
@@ -281,15 +306,8 @@ def run_file(path: str) -> ModuleType:
         sys.path.append(str(folder))
     argv, sys.argv = sys.argv, [path]  # a script has this argv
     try:
-        with redirect_stderr(kept := _Kept()):
+        with _loading(f"{path} cannot be loaded", path):
             return _run_member(path, ".".join(package), name)
-    except BaseException as error:
-        if isinstance(error, (SpaceError, WorkloadError)):
-            raise type(error)(located(str(error), error)) from error
-        wrote = " ".join(kept.getvalue().split()[-60:]) if isinstance(error, SystemExit) else ""
-        hint = f"; it wrote: {wrote}" if wrote else _hint(path, error)
-        message = f"{path} cannot be loaded: {name_and_message(error)}{hint}"
-        raise NoSuchWorkload(located(message, error)) from error
     finally:
         sys.argv = argv
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +205,82 @@ def test_a_script_that_was_ended_is_resumed_without_a_question(
     assert f"{file}, line 17, tunes while a worker loads the file" in capsys.readouterr().err
     file.write_text(ENDED)
     assert run(capsys, "resume", "latest", "--quiet")["measured"] == 3
+
+
+SETTINGS = """
+import argparse, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--scale", type=float, default=1.0)
+parser.add_argument("--name")
+args = parser.parse_args()
+"""
+SCALED = KERNEL.replace("2.0", "args.scale").replace("def scale", "from settings import args\n\ndef scale")
+LATE = """
+def reference(A):
+    from late import args  # the first import is in a worker
+    return A * args.scale
+"""
+STARTED = """
+import os, sys
+sys.path[:0] = ["lib"]
+import atune
+from scaled import reference, scale
+
+if __name__ == "__main__":
+    os.makedirs("out/lib")
+    open("out/lib/scaled.py", "w").write("raise ImportError('the program has another module of this name')")
+    os.chdir("out")
+    EXTRA
+    W = atune.Workload(scale, {"block": [256, 1024]}, arguments={"N": 4096}, reference=reference)
+    result = atune.run(W, target="c", progress=False)
+    import torch
+    print(result.measured, result.kernel(torch.ones(4096)).unique().tolist(), result.warnings)
+"""
+
+
+@pytest.fixture
+def started(folder: Path) -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """Run a program that imports modules from a relative folder, which read its arguments, and changes its folder."""
+    (folder / "lib").mkdir()
+    for name, text in {"settings": SETTINGS, "late": SETTINGS, "scaled": SCALED + LATE}.items():
+        (folder / "lib" / f"{name}.py").write_text(text)
+
+    def start(*words: str | bytes, extra: str = "") -> subprocess.CompletedProcess[bytes]:
+        (folder / "app.py").write_text(STARTED.replace("EXTRA", extra))
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run([sys.executable, "app.py", *words], env=env, capture_output=True, timeout=120)
+
+    return start
+
+
+def test_workers_import_with_the_arguments_and_from_the_folders_of_the_program(
+    started: Callable[..., subprocess.CompletedProcess[bytes]],
+) -> None:
+    """Also if an argument is not UTF-8, and if the program has a server that was started before."""
+    done = started("--scale", "3", "--name", b"\xff", extra="atune.warm()")
+    assert done.stdout == b"2 [3.0] ()\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("extra", "told", "file"),
+    [
+        ("sys.argv.append('--other')", "SystemExit: 2; it wrote: usage: app.py .* arguments: --other", "settings"),
+        ("os.remove('../lib/settings.py')", "ModuleNotFoundError: No module named 'settings'", "scaled"),
+        ("open('../lib/settings.py', 'w').write('import sys\\n{}[1]')", "KeyError: 1", "settings"),
+    ],
+)
+def test_an_imported_module_that_workers_cannot_load_is_named(
+    started: Callable[..., subprocess.CompletedProcess[bytes]], folder: Path, extra: str, told: str, file: str
+) -> None:
+    *_, last = started(extra=extra).stderr.decode().partition("atune.errors.")
+    assert re.match(f"NoSuchWorkload: the workload cannot be loaded in a worker: {told}", last)
+    assert f'\n  File "{folder}/lib/{file}.py", line ' in last
+
+
+def test_a_file_is_loaded_without_the_commands_arguments(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither when it runs, nor when its functions import more."""
+    for name, text in {"settings": SETTINGS, "late": SETTINGS, "scaled": SCALED + LATE + WORKLOAD}.items():
+        (folder / f"{name}.py").write_text(text.replace("lambda A: A * 2", "reference"))
+    seen = "import sys\nassert sys.argv == [__file__]\n"
+    (folder / "scaled.py").write_text(seen + (folder / "scaled.py").read_text())
+    assert run(capsys, "tune", "scaled.py", "--target", "c", "--quiet")["measured"] == 2
