@@ -108,9 +108,8 @@ def load_kernel(
 
 
 def explicit_kernel(call: Call) -> Any:
-    """Return the compiled kernel for a call that passes values for the tunable arguments."""
-    hints = {} if call.owner.is_jit else call.own_hints
-    return load_kernel(call, call.owner.kernel, {**hints, **call.given}, {})
+    """Return the kernel for a call that passes values for the tunable arguments. tilelang compiles the kernel."""
+    return load_kernel(call, call.owner.kernel, {**call.own_hints, **call.given}, {})
 
 
 def _roles(call: Call, kernel: Any, written: Mapping[str, Any], config: Config, winner: Winner | None) -> Roles:
@@ -419,11 +418,6 @@ class Autotuned(TunedKernel):
 
     def kernel_for(self, call: Call) -> Any:
         return explicit_kernel(call) if call.explicit else self.chosen(call)[1]
-
-    def entry_of(self, call: Call) -> Entry:
-        if call.explicit and self.is_jit:
-            return lambda args, kwargs: self.kernel(*args, **kwargs)
-        return super().entry_of(call)
 
 
 _all: weakref.WeakSet[Autotuned] = weakref.WeakSet()

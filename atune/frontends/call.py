@@ -33,6 +33,8 @@ from atune.workload.workload import Workload, not_taken
 PROBES = 16
 """Largest number of configurations to trace before a tuning, to find the kernel's parameters."""
 
+NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+"""The kinds of the parameters that a call can pass by name."""
 
 Entry = Callable[..., Any]
 """A function that serves all calls of the same form. The function takes a call's ``args`` and ``kwargs``."""
@@ -180,12 +182,18 @@ class Call:
     def ask(self, option: str, function: Callable[..., Any]) -> Any:
         """Call the `function` that the user gave as `option`, with the arguments as the user wrote them.
 
-        Raises `UsageError` if `function` does not take these arguments.
+        If `function` names an argument that the call leaves out, it gets the hint or the kernel's default, except in
+        tilelang's tuner. Raises `UsageError` if `function` does not take these arguments.
         """
         args, kwargs = self.written()
         with suppress(ValueError):  # Python does not know the function's signature
+            signature = inspect.signature(function)
             try:
-                inspect.signature(function).bind(*args, **kwargs)
+                if not self.options.like_tilelang:
+                    bound, left = signature.bind_partial(*args, **kwargs).arguments, {**self.values, **self.hints}
+                    named = {n for n, p in signature.parameters.items() if p.kind in NAMED} - {*bound, *self.given}
+                    kwargs = {**kwargs, **{name: left[name] for name in named & left.keys()}}
+                signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise UsageError(f"{option}: the function must take the call's arguments: {error}") from error
         return function(*args, **kwargs)

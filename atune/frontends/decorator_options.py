@@ -89,7 +89,8 @@ class AutotuneOptions(SharedOptions, ListenOptions, total=False):
         default="tune", must=ON_MISS,
     )]
     shipped: Annotated[PathLike | Sequence[PathLike], option(
-        "Files from `atune cache export`. The files are read after the result cache, and before tuning.", default=(),
+        "Files from `atune cache export`, such as ``Path(__file__).with_name('tuned.json')``. The files are read after "
+        "the result cache, and before tuning.", default=(),
     )]
     # fmt: on
 

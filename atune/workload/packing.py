@@ -49,11 +49,12 @@ class Packed(msgspec.Struct, frozen=True):
         return len(self.stream) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
 
 
-def pack(value: Any, *, annotations: bool = True) -> Packed:
+def pack(value: Any, *, annotations: bool = True, opened: bool = False) -> Packed:
     """Pickle `value`, including its functions and classes. Pickling may raise any exception.
 
     Large tensors and arrays are not copied, so the file gets the content that they have when it is written.
-    `annotations`: whether to include globals that are named in annotations of functions.
+    `annotations`: whether to include globals that are named in annotations of functions. `opened`: whether to include
+    the functions of lazy callbacks, which may then refer to `value`.
     """
     buffers: list[Any] = []
 
@@ -66,7 +67,7 @@ def pack(value: Any, *, annotations: bool = True) -> Packed:
         return False
 
     with io.BytesIO() as stream:
-        _packer_class()(stream, stays, annotations).dump(value)
+        _packer_class()(stream, stays, annotations, opened).dump(value)
         return Packed(stream.getvalue(), tuple(buffers))
 
 
@@ -78,15 +79,18 @@ def _packer_class() -> Any:
     class Packer(cloudpickle.Pickler):  # type: ignore[misc]
         dispatch_table: ClassVar[Any] = ChainMap({CodeType: _code}, cloudpickle.Pickler.dispatch_table)
 
-        def __init__(self, stream: io.BytesIO, stays: Callable[[pickle.PickleBuffer], bool], annotations: bool) -> None:
+        def __init__(
+            self, stream: io.BytesIO, stays: Callable[[pickle.PickleBuffer], bool], annotations: bool, opened: bool
+        ) -> None:
             super().__init__(stream, protocol=5, buffer_callback=stays)
-            self._annotations = annotations
+            self._annotations, self._opened = annotations, opened
 
         def reducer_override(self, obj: Any) -> Any:
+            if self._opened and isinstance(obj, LazyCallback) and obj._sent is None:
+                return copyreg.__newobj__, (LazyCallback,), vars(obj)  # type: ignore[attr-defined]
             if isinstance(obj, functools._lru_cache_wrapper) or is_autotuned(obj):
-                by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
-                if obj.__module__ in by_value or "<locals>" in obj.__qualname__:
-                    tuned = is_autotuned(obj)
+                by_value, tuned = {"__main__", *cloudpickle.list_registry_pickle_by_value()}, is_autotuned(obj)
+                if obj.__module__ in by_value or ("." if tuned else "<locals>") in obj.__qualname__:
                     return obj.by_value() if tuned else (_lru_cached, (obj.__wrapped__, obj.cache_parameters()))
             reduced = _storage(obj) or _tilelang_object(obj) or _by_name(obj) or super().reducer_override(obj)
             if not (self._annotations and isinstance(obj, FunctionType) and isinstance(reduced, tuple)):
@@ -255,7 +259,7 @@ class LazyCallback:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._sent is None:
-            packed = pack(self.func)
+            packed = pack(self.func, opened=True)  # the function may hold its own callback
             sent = self.cache_identity(), packed.stream, tuple(buffer.obj for buffer in packed.buffers)
         else:
             sent = self._sent

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import doubled, multiply, plus, scale_jit, shift, shift_any, times
+from decorated import doubled, multiply, plus, scale, scale_jit, shift, shift_any, times
 from programs import python
 from unset_kernels import WAYS
 
@@ -31,6 +32,33 @@ def test_lazy_kernels_come_back_compiled(tuned: Any, monkeypatch: pytest.MonkeyP
     assert kernel(256) is found and kernel(n=256) is found and kernel.compile(256) is found
     assert kernel.best_config(256) == found.config
     assert kernel.__name__ == "scale" and "A * factor" in kernel.__doc__
+
+
+TWICE = {"lazy": tilelang.jit(scale), "lazy out_idx": tilelang.jit(scale, out_idx=[-1]), "plain": scale}
+
+
+@pytest.mark.parametrize("kernel", TWICE.values(), ids=TWICE)
+def test_a_call_that_sets_a_tunable_argument_has_the_decorator_s_target_and_hints(kernel: Any) -> None:
+    ours = atune.autotune(kernel, space={"block": [16, 64]}, hints={"factor": 3}, target="c", cache=False)
+    A = torch.randn(64)
+    assert torch.equal(ours(64, block=32)(A), A * 3) and torch.equal(ours(64, factor=5, block=32)(A), A * 5)
+    B, compiled = torch.empty(64), ours.compile(64, block=32)
+    assert torch.equal(compiled(A), A * 3)
+    if getattr(kernel, "out_idx", None) is None:  # tilelang's own kernel takes every parameter
+        compiled(A, B)
+        assert torch.equal(B, A * 3)
+
+
+def test_an_eager_call_that_sets_a_tunable_argument_has_them_too() -> None:
+    bare = (replace(kernel, target=None, execution_backend=None) for kernel in (shift, shift_any, multiply))
+    one, any_length, times = (atune.autotune(k, space={"block": [16, 64]}, target="c", cache=False) for k in bare)
+    for A in (torch.randn(64), torch.randn(128)):
+        for kernel in (one, any_length):
+            assert torch.equal(kernel(A, block=32), A + 1) and torch.equal(kernel(A, 5, 32), A + 5)
+    A = torch.arange(64, dtype=torch.int32)
+    assert all(torch.equal(times(A, by, block=32), A * by) for by in (2, 3))
+    hinted = atune.autotune(shift, space={"block": [16, 64]}, hints={"by": 3}, cache=False)
+    assert torch.equal(hinted(torch.zeros(64), block=32), torch.full((64,), 3.0))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,28 @@ def test_a_function_of_other_arguments_than_the_call_s_is_refused_by_its_option(
     message = rf"^{option}: the function must take the call's arguments: missing a required argument: 'B'$"
     with pytest.raises(UsageError, match=message):
         atune.autotune(shift, **options, cache=tmp_path)(torch.zeros(64))
+
+
+SPACE = {"block": [16, 64]}
+seen: list[int] = []
+ASKED: dict[str, Callable[..., Any]] = {
+    "space": lambda A, by: seen.append(by) or SPACE,
+    "key": lambda A, *, by=7: seen.append(by) or by,
+    "tune_on": lambda A, by, **_: seen.append(by) or {"A": A},
+}
+
+
+@pytest.mark.parametrize("option", ASKED)
+def test_functions_get_the_kernel_s_default_of_an_argument_that_a_call_leaves_out(
+    option: str, tuned: Any, engine: Any
+) -> None:
+    """Or the hint, as the kernel does; and a default of their own is not the kernel's."""
+    options = {"space": SPACE, option: ASKED[option]}
+    seen.clear()
+    tuned(shift, **options).best_config(torch.zeros(64))
+    tuned(shift, **options, hints={"by": 3}).best_config(torch.zeros(64))
+    tuned(shift, **options).best_config(torch.zeros(64), by=5)
+    assert sorted({*seen}) == [1, 3, 5]
 
 
 def test_an_eager_kernel_that_cannot_be_traced_is_shown_with_its_line(tmp_path: Path) -> None:

@@ -85,6 +85,14 @@ def test_where_nothing_that_was_measured_serves_on_miss_decides(tuned: Any, engi
     assert len(engine.runs) == (2 if on_miss == "tune" else 1)
 
 
+@pytest.mark.parametrize("on_miss", ["tune", "pick", "default", "error"])
+def test_where_the_space_is_empty_for_the_call_no_on_miss_helps(tuned: Any, engine: Engine, on_miss: Any) -> None:
+    kernel = tuned(space=AXES, where=divides, key=one_key, on_miss=on_miss)
+    kernel.tune(96)
+    with pytest.raises(SpaceError, match="Space is empty: no configuration satisfies the constraints for n=50"):
+        kernel.best_config(50)
+
+
 def test_a_constraint_that_raises_for_the_call_s_size_says_so(tuned: Any, engine: Engine) -> None:
     kernel = tuned(space=AXES, where=lambda n, block: 96 % (n - 50) == 0 or block > 0, key=one_key)
     assert kernel.best_config(96) == {"block": 32}

@@ -108,6 +108,39 @@ def test_a_kernel_is_sent_before_and_after_it_was_called(kind: str) -> None:
     assert identity(kernel) == before
 
 
+class Layer:
+    """An object that keeps a tuned kernel whose parts are its own methods."""
+
+    def __init__(self, way: str) -> None:
+        self.factor, made = 2, atune.autotune(self.kernel, space={"block": [64]}, reference=self.reference, **ON_CALL)
+        self.tuned = made if way == "held" else {"nested": [made]}
+
+    def kernel(self, N: int, block: int = 64) -> Any:
+        return lazy().func(N, block)
+
+    def reference(self, A: Any) -> Any:
+        return A * self.factor
+
+
+@pytest.mark.parametrize("module", [__name__, "__main__"])
+@pytest.mark.parametrize("way", ["held", "nested"])
+def test_a_tuned_kernel_is_sent_with_the_object_that_holds_it(
+    way: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Layer, "__module__", module)
+    layer = Layer(way)
+    for callback in (layer.reference, LazyCallback(layer.reference)):
+        assert torch.equal(unpack(pack(callback))(torch.ones(4)), torch.full((4,), 2.0))
+    tuned = unpack(pack(layer)).tuned
+    other = tuned if way == "held" else tuned["nested"][0]
+    reference = other.options.workload["reference"]
+    assert reference(1) == 2 and unpack(pack(reference))(1) == 2
+    held = reference._function.__self__
+    again = held.tuned if way == "held" else held.tuned["nested"][0]
+    assert again.options.workload["reference"].func.__self__ is held, "the cycle is closed"
+    assert reference.cache_identity() == LazyCallback(layer.reference).cache_identity()
+
+
 def test_a_kernel_that_is_sent_is_compiled_at_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile workers unpack what a kernel function holds, and need not run it."""
     kernel = lazy()(64)
