@@ -53,7 +53,8 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | N
 
     The reference must return the outputs in order, or all parameters that the kernel may write into. A reference that
     takes every parameter may instead write into the outputs. If the reference writes into inputs, the kernel must write
-    the same values. Raises `WorkloadError` if the reference raises an error or returns anything else.
+    the same values. Raises `WorkloadError` if the reference raises an error, returns anything else, or writes into an
+    input that the kernel does not write.
     """
     import torch
 
@@ -71,6 +72,9 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | N
     expected = Expected()
     for i, pristine in zip(arguments.in_idx, arguments.copies(), strict=True):
         if isinstance(given[i], torch.Tensor) and not same_bits(given[i], pristine):
+            if i not in arguments.writes:
+                why = f"changed its input {arguments.labels[i]}, which the kernel does not write"
+                raise WorkloadError(f"{name} {why}. Let the function work on a copy, such as tensor.clone()")
             expected[i] = given[i]
     if not tensors and expected and not out_idx:
         return expected

@@ -15,7 +15,7 @@ from output_kernels import ROWS, N
 
 import atune
 import atune.bundle
-from atune.errors import NoWinner, UsageError
+from atune.errors import NoWinner, UsageError, WorkloadError
 from atune.model.artifact import Roles
 from atune.model.settings import BenchmarkSettings
 
@@ -99,6 +99,19 @@ def test_every_way_to_write_the_reference_of_a_kernel_in_place(way: str, out_idx
     wrong = decorated(kernels.scaled_rows, {"block": [16]}, reference=lambda X, P: X * P[:, None] + 1, out_idx=out_idx)
     with pytest.raises(NoWinner, match=r"parameter 0: .* elements differ"):
         wrong(X, P)
+
+
+@pytest.mark.parametrize("returned", [True, False])
+def test_a_reference_that_changes_an_input_that_the_kernel_only_reads_is_at_fault(returned: bool) -> None:
+    def reference(X: torch.Tensor, P: torch.Tensor) -> torch.Tensor | None:
+        P.add_(1)
+        X.mul_(P[:, None])
+        return X if returned else None
+
+    kernel = decorated(kernels.scaled_rows, {"block": [16, 32]}, reference=reference)
+    said = r"reference changed its input parameter 1, which the kernel does not write\. Let .* copy"
+    with pytest.raises(WorkloadError, match=said):
+        kernel(drawn(ROWS, N), drawn(ROWS))
 
 
 def test_a_reference_may_begin_with_what_the_kernel_adds_to() -> None:
