@@ -24,7 +24,7 @@ from atune.engine.engine import Engine
 from atune.engine.interfaces import Machine
 from atune.engine.run_state import Listener, Listeners, Recorder, opened_aside
 from atune.engine.settings import EngineSettings, check_parts
-from atune.errors import AtuneError, UsageError, name_and_message, warn_caller
+from atune.errors import AtuneError, UsageError, WorkloadError, name_and_message, warn_caller
 from atune.frontends.blocking import importing, of_the_machine, run_blocking, unwrapped, winning
 from atune.frontends.run_options import TuneOptions
 from atune.frontends.warm_start import adviser, recaller
@@ -223,6 +223,7 @@ class Tuner:
 
     def _prepare(self, workload: Workload | FileRef | str | None, plan: RunPlan) -> None:
         self._settings, self._begun = plan.settings, plan.begun
+        self._workload: Workload | None = None
         self._cache: ResultCache | None = None
         """The cache that keeps the run, or None if the caller gave the machine."""
         self._default_journal: str | None = None
@@ -231,6 +232,7 @@ class Tuner:
         if plan.machine is None:
             refuse_in_worker()
             work, name = named_work(workload)
+            self._workload = work if isinstance(work, Workload) else None
             self._machine: Machine = plan.machine_for(work)
             self._cache = plan.cache or ResultCache()
             self._default_journal = name if plan.journal is None and plan.begun is None else None
@@ -331,7 +333,9 @@ class Tuner:
             assert self._recorder is not None and self._engine is not None, "_record has made them"
             path, recalled = self._journal_path and str(self._journal_path), bool(self._engine.recalled)
             made = Result.of(self._recorder.state, path, replayed=self._continued or recalled)
-            self._result = winning(made)
+            result = winning(made)
+            await self._check_kernel(result)
+            self._result = result
             self._result.cache_hit = recalled
         except BaseException as error:
             heard = error is self._listeners.raised
@@ -345,6 +349,20 @@ class Tuner:
                 await self._keep_in_cache(made)
             self._done.set()
             self._history.wake(ended=True)
+
+    async def _check_kernel(self, result: TuneResult) -> None:
+        """Raise `WorkloadError` if workers loaded another version of the workload, and the winner's kernel differs."""
+        work, best, digest = self._workload, result.best, ""
+        differs = self._machine.workers.differs if isinstance(self._machine, LocalMachine) else ""
+        if not differs or work is None or self._recorder is None:
+            return
+        compile, target, config = self._settings.compile, result.header.target, work.as_written(best.config)
+        digest_here = importlib.import_module("atune.stages.lowering").digest_here
+        ask = partial(digest_here, work.kernel, work.kernel_arguments, config, target, compile)
+        with suppress(Exception):  # if the program's kernel cannot be elaborated, the warning remains
+            digest = await anyio.to_thread.run_sync(ask)
+        if digest != (recorded := self._recorder.state.entry(best.index).ir_digest) and digest and recorded:
+            raise WorkloadError(f"Workload {work.name}: the winner is not the kernel of this program: {differs}")
 
     async def _keep_in_cache(self, made: Result | None) -> None:
         """Keep the run's journal in the result cache, under the run's key, no matter how the run ended."""

@@ -7,7 +7,7 @@ import re
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -29,6 +29,7 @@ from atune.errors import (
     WorkerTimeout,
     WorkloadError,
     translated,
+    warn_caller,
 )
 from atune.model.candidate import Config, with_tuples
 from atune.model.folders import CACHE_VARIABLE, TILELANG_FOLDER, cache_folder, made_folder, run_folder
@@ -101,6 +102,8 @@ class Workers:
         self._forked: list[Worker] = []
         self.loaded_as = ""
         """The workload's fingerprint in the first worker of the run that loaded the workload."""
+        self.differs = ""
+        """A warning that the workers and this program have different fingerprints of the workload; empty if not."""
         self._programs = "" if isinstance(workload, FileRef) else workload.loaded_as
         self._known = known or self._programs
         self._began = time.time()
@@ -152,13 +155,16 @@ class Workers:
         reply = await worker.call(WRITTEN, msgspec.msgpack.encode(self._began))
         written = msgspec.msgpack.decode(reply, type=list[str])
         if loaded_as == self.loaded_as and not written:
-            if self._programs:
-                self.warn_once(
-                    "other work",
-                    f"the workers loaded another version of {self.what} than this program has, because the program "
-                    "changed a global that the kernel uses, or a file that its modules read was edited. The result is "
-                    "for the workers' version. Pass changed values as arguments, or restart the program",
-                )
+            first = not self.differs
+            self.differs = (
+                f"the workers loaded another version of {self.what} than this program has, because the program changed "
+                "a global that the kernel uses, or a file that its modules read was edited. The result is for the "
+                "workers' version. Pass changed values as arguments, or restart the program"
+            )
+            if first and self._programs:
+                self.warn(self.differs)
+                with suppress(Warning):  # the program may turn warnings into errors
+                    warn_caller(self.differs, RuntimeWarning)
             return
         cause = "none of its Python files was written since, so something else that it reads while loading changed"
         if written:

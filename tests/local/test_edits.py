@@ -6,17 +6,20 @@ import importlib
 import importlib.util
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import tilelang
 import torch
 
 import atune
-from atune.errors import JournalError, WorkloadError
-from atune.journal.events import CandidateLowered, CandidateMeasured, Event, RunStarted
+from atune.compat.tilelang import autotune as drop_in
+from atune.errors import JournalError, UsageError, WorkloadError
+from atune.journal.events import CandidateLowered, CandidateMeasured, Event, RunStarted, Warned
 
 N = 64
 MAIN = """
@@ -190,12 +193,50 @@ def test_other_data_that_a_worker_reads_as_it_loads_ends_the_run(
         is_the_first_version(anyio.run(atune.resume, journal))
 
 
-def test_workers_that_have_other_work_than_the_program_are_warned_of(work: Found) -> None:
-    """The program imported the module before its data changed: the workers' is a run of one version, but another."""
+@pytest.mark.parametrize("door", ["run", "autotune", "drop-in"])
+def test_a_value_that_the_program_set_in_a_module_makes_no_other_kernel(
+    work: Found, monkeypatch: pytest.MonkeyPatch, door: str
+) -> None:
+    module = importlib.import_module(work[0].stem)
+    monkeypatch.setattr(module, "SHIFT", module.SHIFT + 1000.0)
+    space, options = {"k": [0, 2]}, {"reference": module.reference, "target": "c", "cache": False}
+    with (
+        pytest.warns(RuntimeWarning, match="the workers loaded another version"),
+        pytest.raises(UsageError, match="not the kernel of this program"),
+    ):
+        if door == "run":
+            tuned(atune.Workload(module.shifted, space, reference=module.reference))
+        elif door == "autotune":
+            atune.autotune(module.shifted, space=space, **options)()
+        else:
+            jitted = tilelang.jit(module.shifted, out_idx=-1, target="c")
+            drop_in(configs=[{"k": 0}, {"k": 2}], ref_prog=module.reference)(jitted)()
+
+
+@pytest.mark.parametrize("given", [by_reference, by_value])
+def test_a_kernel_that_is_not_the_programs_is_refused(
+    work: Found, given: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program replaced a function of a module, which no worker gets."""
+    helper = work[0].with_name(f"{work[1]}.py")
+    helper.write_text("def ten():\n    return 10.0\ndef amount():\n    return ten()\n")
+    workload, warned = given(work[0]), list[Warned]()
+    monkeypatch.setattr(sys.modules[work[1]], "ten", lambda: 50.0)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        with pytest.raises(WorkloadError, match="not the kernel of this program: the workers loaded another version"):
+            tuned(workload, lambda event: warned.append(event) if isinstance(event, Warned) else None)
+    by_name = given is by_reference  # by value, fingerprints may differ although the kernels are equal
+    assert [one.category for one in shown] == [RuntimeWarning] * by_name and len(warned) == by_name
+
+
+def test_other_data_of_the_same_kernel_is_warned_of(work: Found, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program replaced a function by another text of the same meaning."""
     workload = by_reference(work[0])
-    (work[0].parent / "data.json").write_text("200.0")
-    log = work[0].with_name("run.log")
-    result = tuned(workload, once(RunStarted, lambda: log.write_text("")))
-    assert result.kernel(torch.zeros(N)).tolist() == [211.0] * N
+    monkeypatch.setattr(sys.modules[work[0].stem], "amount", lambda: 2 * 5.0)
     said = "the workers loaded another version of the workload than this program has"
+    log = work[0].with_name("run.log")
+    with pytest.warns(RuntimeWarning, match=said):
+        result = tuned(workload, once(RunStarted, lambda: log.write_text("")))
+    is_the_first_version(result)
     assert [warning for warning in result.warnings if said in warning]
