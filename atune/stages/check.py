@@ -16,6 +16,7 @@ from atune.model.artifact import FailureKind
 from atune.model.space import NoAnswer, defined, yes_or_no
 from atune.stages.arguments import POISONS, KernelArguments, user_name
 from atune.stages.gpu import kind_of
+from atune.stages.session import session
 from atune.stages.tensors import same_bits
 from atune.workload.source_locations import ask
 from atune.workload.workload import Workload
@@ -72,7 +73,7 @@ def expected_outputs(work: Workload, arguments: KernelArguments) -> Expected | N
     expected = Expected()
     for i, pristine in zip(arguments.in_idx, arguments.copies(), strict=True):
         if isinstance(given[i], torch.Tensor) and not same_bits(given[i], pristine):
-            if i not in arguments.writes:
+            if i not in arguments.writes and work.check is None and session().benchmark.check:
                 why = f"changed its input {arguments.labels[i]}, which the kernel does not write"
                 raise WorkloadError(f"{name} {why}. Let the function work on a copy, such as tensor.clone()")
             expected[i] = given[i]

@@ -114,6 +114,21 @@ def test_a_reference_that_changes_an_input_that_the_kernel_only_reads_is_at_faul
         kernel(drawn(ROWS, N), drawn(ROWS))
 
 
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_reference_may_change_inputs_that_nobody_compares(checked: bool) -> None:
+    def reference(X: torch.Tensor, P: torch.Tensor) -> torch.Tensor:
+        P.add_(1)
+        return X * P[:, None]
+
+    judge: dict[str, Any] = {"check": lambda given, expected: True} if checked else {}
+    tuning = {"n_repeat": 3, "n_final": 0, "check": checked}
+    options: dict[str, Any] = {"target": "c", "cache": False, "tuning": tuning, "reference": reference, **judge}
+    X, P = drawn(ROWS, N), drawn(ROWS)
+    scaled = X * P[:, None]
+    atune.autotune(kernels.scaled_rows, space={"block": [16, 32]}, **options)(X, P)
+    torch.testing.assert_close(X, scaled)
+
+
 def test_a_reference_may_begin_with_what_the_kernel_adds_to() -> None:
     assert tuned(kernels.added, reference=lambda X, S: S + X.sum(0)).roles == Roles(writes=(1,))
 
