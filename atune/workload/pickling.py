@@ -59,7 +59,7 @@ class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):
     """Texts of files whose functions or classes are sent by value. The keys are the file names in code objects."""
     sys_path: tuple[str, ...]
     argv: tuple[bytes, ...]
-    """The program's `sys.argv`, which modules of the workload may read. The bytes may be no UTF-8."""
+    """The program's `sys.argv`, which modules of the workload may read. A word that is no text has surrogates."""
     torch: dict[str, Any] = {}
     script: str = ""
     """The program's own file. Functions and classes that are sent by value belong to this file."""
@@ -164,7 +164,7 @@ def ship(workload: Workload) -> PickleRef:
     sources = {name: text for name in names if (text := "".join(linecache.getlines(name)))}
     known = fingerprint(workload) if all(map(_comes_by_name, parts)) else ""
     script = getattr(sys.modules["__main__"], "__file__", None) or ""
-    argv = tuple(os.fsencode(str(word)) for word in sys.argv)
+    argv = tuple(str(word).encode("utf-8", "surrogatepass") for word in getattr(sys, "argv", ()))
     return PickleRef(packed, sources, tuple(sys_path()), argv, torch_state(), script, known)
 
 
@@ -176,7 +176,7 @@ def load(ref: WorkloadRef) -> Workload:
                 sys.path.append(entry)
         show(ref.sources)
         sent_from(ref.script)
-        sys.argv = [*map(os.fsdecode, ref.argv)]
+        sys.argv = [word.decode("utf-8", "surrogatepass") for word in ref.argv]
         with _loading("the workload cannot be loaded in a worker"):
             workload = unpack(ref.packed)
         take_state(ref.torch)
@@ -287,7 +287,8 @@ def _loading(failed: str, path: str = "") -> Generator[None, None, None]:
             raise
         wrote = " ".join(kept.getvalue().split()[-60:]) if isinstance(error, SystemExit) else ""
         hint = f"; it wrote: {wrote}" if wrote else _hint(path, error)
-        raise NoSuchWorkload(located(f"{failed}: {name_and_message(error)}{hint}", error)) from error
+        kind = NoSuchWorkload if path else WorkloadError
+        raise kind(located(f"{failed}: {name_and_message(error)}{hint}", error)) from error
 
 
 def run_file(path: str) -> ModuleType:

@@ -273,7 +273,7 @@ def test_an_imported_module_that_workers_cannot_load_is_named(
     started: Callable[..., subprocess.CompletedProcess[bytes]], folder: Path, extra: str, told: str, file: str
 ) -> None:
     *_, last = started(extra=extra).stderr.decode().partition("atune.errors.")
-    assert re.match(f"NoSuchWorkload: the workload cannot be loaded in a worker: {told}", last)
+    assert re.match(f"WorkloadError: the workload cannot be loaded in a worker: {told}", last)
     assert f'\n  File "{folder}/lib/{file}.py", line ' in last
 
 
