@@ -360,7 +360,7 @@ class Tuner:
         digest_here = importlib.import_module("atune.stages.lowering").digest_here
         ask = partial(digest_here, work.kernel, work.kernel_arguments, config, target, compile)
         with suppress(Exception):  # if the program's kernel cannot be elaborated, the warning remains
-            digest = await anyio.to_thread.run_sync(ask)
+            digest = await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
         if digest != (recorded := self._recorder.state.entry(best.index).ir_digest) and digest and recorded:
             raise WorkloadError(f"Workload {work.name}: the winner is not the kernel of this program: {differs}")
 
