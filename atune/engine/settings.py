@@ -122,7 +122,7 @@ class EngineSettings:
 
 PARTS = ("kernel", "target", "device", "versions", "settings")
 """Names of the parts of the work that may differ when a run is resumed, if the user accepts each part by name."""
-ANOTHER = "Give another journal"
+RESUME = "Give another journal, or accept this: atune resume JOURNAL"  # `atune tune` has no --accept
 
 
 def check_same_work(
@@ -136,7 +136,7 @@ def check_same_work(
     assert header is not None
     if config_key(header.arguments) != config_key(now.arguments):
         was = f"the journal records another problem: it was {_values(header.arguments)} and is {_values(now.arguments)}"
-        raise JournalError(f"{was}. {ANOTHER}; a new journal can use this one as advice (--warm, warm=)")
+        raise JournalError(f"{was}. Give another journal; a new journal can use this one as advice (--warm, warm=)")
     both = header.baseline is not None and now.baseline is not None
     if header.space != now.space or (both and bool(header.refused) != bool(now.refused)):
         change = f"the space now has {now.total:,}" if header.total != now.total else "the candidates have changed"
@@ -147,19 +147,18 @@ def check_same_work(
             "or start a new journal that uses this one as advice (--warm, warm=)"
         )
     changes = _changed_parts(header, state, now, devices)
-    return all_accepted(changes, accept, "the journal records different work, and cannot be resumed", ANOTHER)
+    return all_accepted(changes, accept, "the journal records different work, and cannot be resumed", RESUME)
 
 
 def all_accepted(changes: Sequence[tuple[str, str]], accept: Sequence[str], why: str, instead: str) -> tuple[str, ...]:
     """Return `changes`, each a part and a sentence, as strings. Raises `JournalError` if a change is not accepted.
 
-    The error's message begins with `why`, and offers `instead` as the alternative to accepting.
+    The error's message begins with `why`. `instead`: the alternative to accepting, and the words before the options.
     """
     if refused := [(part, text) for part, text in changes if part not in accept]:
         lines = "".join(f"\n  {part}: {text}" for part, text in refused)
         options = " ".join(f"--accept {part}" for part in dict.fromkeys(part for part, _ in refused))
-        command = "atune resume JOURNAL " if instead == ANOTHER else ""  # `atune tune` has no --accept
-        raise JournalError(f"{why}:{lines}\n{instead}, or accept this: {command}{options} (from Python: accept=[…])")
+        raise JournalError(f"{why}:{lines}\n{instead} {options} (from Python: accept=[…])")
     return tuple(f"{part}: {text}" for part, text in changes)
 
 
@@ -174,7 +173,8 @@ def check_code(compile: CompileSettings, config: Mapping[str, Any], accept: Sequ
     unusual = [(name, value) for name, value in given.items() if value != getattr(usual, name)]
     unusual += [(name, value) for name in sorted(RESERVED) if (value := config.get(name)) is not None]
     listed = [("settings", f"{name} is {value!r}") for name, value in unusual]
-    all_accepted(listed, accept, "the journal has settings that can run programs", "Give them yourself")
+    why, instead = "the journal has settings that can run programs", "Give them yourself, or accept this:"
+    all_accepted(listed, accept, why, instead)
 
 
 def _changed_parts(

@@ -16,7 +16,7 @@ from atune.engine.plan import Plan
 from atune.engine.prior import figures_for
 from atune.engine.run_state import Run
 from atune.engine.screen import LayoutChoice, layout_choice
-from atune.engine.settings import ANOTHER, EngineSettings, KnownResult, Recall, all_accepted, check_same_work
+from atune.engine.settings import RESUME, EngineSettings, KnownResult, Recall, all_accepted, check_same_work
 from atune.engine.strategy import Guarded, Strategy
 from atune.errors import warn_caller
 from atune.journal.events import BenchmarkFailed, JournalRepaired, RunResumed, RunStarted, Warned
@@ -124,7 +124,7 @@ class Start:
         accepted = check_same_work(state, now, devices, accept)
         if resumes and not any(text.startswith(("kernel", "versions")) for text in accepted):
             others = await self._kernel_changes(state)
-            accepted += all_accepted(others, accept, "the journal records different kernels", ANOTHER)
+            accepted += all_accepted(others, accept, "the journal records different kernels", RESUME)
         return accepted
 
     def _plan(self, spec: WorkloadSpec, strategy: str, advice: tuple[Advice, ...]) -> Plan:
