@@ -54,9 +54,7 @@ class CachedWork:
             self._digests[key] = ""
             with suppress(Exception):  # a tuning will report the failure
                 work = self.workload.at(dict(arguments))
-                written = work.as_written(config)
-                digest = lowering.digest_here(work.kernel, work.kernel_arguments, written, self.target, given)
-                self._digests[key] = str(digest)
+                self._digests[key] = str(lowering.digest_here(work, config, self.target, given))
         return self._digests[key]
 
     @cached_property

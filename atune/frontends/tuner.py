@@ -356,9 +356,8 @@ class Tuner:
         differs = self._machine.workers.differs if isinstance(self._machine, LocalMachine) else ""
         if not differs or work is None or self._recorder is None:
             return
-        compile, target, config = self._settings.compile, result.header.target, work.as_written(best.config)
         digest_here = importlib.import_module("atune.stages.lowering").digest_here
-        ask = partial(digest_here, work.kernel, work.kernel_arguments, config, target, compile)
+        ask = partial(digest_here, work, best.config, result.header.target, self._settings.compile)
         with suppress(Exception):  # if the program's kernel cannot be elaborated, the warning remains
             digest = await anyio.to_thread.run_sync(ask, abandon_on_cancel=True)
         if digest != (recorded := self._recorder.state.entry(best.index).ir_digest) and digest and recorded:

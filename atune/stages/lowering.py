@@ -31,6 +31,7 @@ from atune.stages.frontend import elaborated, frontend_lock, kernel_parameters, 
 from atune.stages.session import session, workload
 from atune.stages.work import work_of
 from atune.version import LIBRARIES
+from atune.workload.workload import Workload
 
 SYMBOL = "atune_kernel_{key}"
 """Global symbol of a candidate's kernel. The symbol is unique, so replacing it in the source is safe."""
@@ -245,13 +246,12 @@ def ir_digest(function: Any) -> str:
     return digest(str(tvm.ir.structural_hash(function.with_attr("global_symbol", _BARE), map_free_vars=True)))
 
 
-def digest_here(
-    kernel: Any, arguments: Mapping[str, Any], config: Config, target: Target, settings: CompileSettings
-) -> str:
-    """Return the `Lowered.ir_digest` of `kernel`. Runs in the program's process. Raises the errors of elaboration."""
+def digest_here(work: Workload, config: Config, target: Target, settings: CompileSettings) -> str:
+    """Return the `Lowered.ir_digest` of a configuration. Runs in the program's process. Raises elaboration's errors."""
     with frontend_lock:
         context = context_of(target, settings.target_host)
-        return ir_digest(elaborated(kernel, arguments, config, context.target))
+        function = elaborated(work.kernel, work.kernel_arguments, work.as_written(config), context.target)
+        return ir_digest(function)
 
 
 @functools.cache
