@@ -23,8 +23,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs a CUDA GPU; skipped where NVML finds none")
     config.addinivalue_line("markers", "newest: one of those that run with the newest versions of all packages")
     config.addinivalue_line("markers", "asked: long, or times the engine; runs only where asked for")
+    keep_out_of_the_users_cache(config)
     if config.getoption("--durations-file") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(tiers.Durations())
+
+
+def keep_out_of_the_users_cache(config: pytest.Config) -> None:
+    """Give the session a cache folder of its own, before modules are collected: a decorated kernel keeps its folder."""
+    folder = tempfile.TemporaryDirectory(prefix="atune-cache-", ignore_cleanup_errors=True)
+    os.environ["XDG_CACHE_HOME"] = folder.name
+    os.environ.pop("ATUNE_CACHE_DIR", None)
+    config.add_cleanup(folder.cleanup)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -116,20 +125,18 @@ def pytest_pyfunc_call() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def folders_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep tests out of the user's cache, and their leftovers out of the user's temporary folder."""
+def folder_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep leftovers of tests out of the user's temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("XDG_CACHE_HOME", "TMPDIR"):
-            folder = tmp_path_factory.mktemp(name.lower())
-            os.chmod(folder, 0o700)
-            patch.setenv(name, str(folder))
-        patch.delenv("ATUNE_CACHE_DIR", raising=False)
+        folder = tmp_path_factory.mktemp("tmpdir")
+        os.chmod(folder, 0o700)
+        patch.setenv("TMPDIR", str(folder))
         patch.setattr(tempfile, "tempdir", None)  # it remembers the folder that it found first
         yield
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_compiler(folders_of_our_own: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def quick_compiler(folder_of_our_own: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with precompiled.compiler(tmp_path_factory.mktemp("compiler")) as folder, pytest.MonkeyPatch.context() as patch:
         if folder is not None:
             patch.setenv("PATH", str(folder), prepend=os.pathsep)

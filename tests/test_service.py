@@ -69,7 +69,7 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def service(folders_of_our_own: None) -> Iterator[Service]:
+def service(folder_of_our_own: None) -> Iterator[Service]:
     with tempfile.TemporaryDirectory() as folder:
         service = Service(Path(folder))
         yield service

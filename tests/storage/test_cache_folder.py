@@ -26,6 +26,12 @@ from atune.model.folders import (
 from atune.testing import FakeMachine
 from atune.workers.artifact_store import ArtifactStore, StateCheck, contents_of, recall, remember
 
+WHEN_COLLECTED = cache_folder()
+
+
+def test_a_kernel_that_a_test_module_decorates_is_not_in_the_users_cache() -> None:
+    assert cache_folder() == WHEN_COLLECTED != Path.home() / ".cache" / "atune"
+
 
 def test_the_variable_names_the_folder_and_a_relative_one_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
