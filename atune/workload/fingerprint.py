@@ -296,10 +296,8 @@ def parts_of(workload: Workload) -> list[tuple[str, Any]]:
 
 def global_names(code: CodeType) -> Iterator[str]:
     """Yield the names of globals in `code`, and in its inner functions, such as the PrimFunc."""
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from global_names(const)
+    for each in _codes(code):
+        yield from each.co_names
 
 
 def annotation_names(function: Any) -> list[str]:
@@ -421,6 +419,45 @@ def show(texts: Mapping[str, str]) -> None:
     for name, text in texts.items():
         # An mtime of None marks an entry without a file, which checkcache() keeps.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+
+
+def show_source(functions: Iterable[Any], text: str) -> None:
+    """Make `text` the source of `functions`, and of the functions of `text` that they use, under a file name that no
+    other text has. Their code's own file name, such as ``<string>``, is that of other texts that `exec` ran, too.
+
+    `functions`: the first one is a function of `text`. If its file exists, nothing is changed.
+    """
+    waiting = [*functions]
+    before = getattr(getattr(function_of(waiting[0]), "__code__", None), "co_filename", "")
+    file = f"<source {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
+    if not before or os.path.exists(before):
+        return
+    show({file: text})
+    own = set[tuple[str, int]]()
+    with suppress(*_NO_TREE):
+        own = {(code.co_qualname, code.co_firstlineno) for code in _codes(compile(text, file, "exec"))}
+    while waiting and before != file:
+        function = function_of(waiting.pop())
+        function = getattr(function, "__func__", function)
+        code = getattr(function, "__code__", None)
+        if code is None or code.co_filename != before or (code.co_qualname, code.co_firstlineno) not in own:
+            continue
+        function.__code__, used = _in_file(code, file), function.__globals__
+        waiting += [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
+        waiting += [used[name] for name in global_names(code) if name in used]
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and those of its inner functions."""
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes(const)
+
+
+def _in_file(code: CodeType, file: str) -> CodeType:
+    inner = tuple(_in_file(const, file) if isinstance(const, CodeType) else const for const in code.co_consts)
+    return code.replace(co_filename=file, co_consts=inner)
 
 
 def keep_texts() -> None:

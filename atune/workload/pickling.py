@@ -149,8 +149,6 @@ def ship(workload: Workload) -> PickleRef:
     parts, shipped = [part for _, part in parts_of(workload)], copy.copy(workload)
     shipped.amounts, shipped._first = {}, None  # workers need only the results of these functions
     vars(shipped).pop("_points", None)
-    if workload.source is not None and not os.path.exists(name := function_of(workload.kernel).__code__.co_filename):
-        show({name: workload.source})
     with _by_value(map(function_of, parts)):
         try:
             packed = pack(shipped)

@@ -49,6 +49,8 @@ from atune.workload.fingerprint import (
     is_compiled,
     kernel_fingerprint,
     launch_hints,
+    parts_of,
+    show_source,
     signature_of,
 )
 from atune.workload.torch_state import torch_state
@@ -120,7 +122,8 @@ class Workload:
         self.default = None if given["default"] is None else dict(given["default"])
         own = getattr(kernel, "pass_configs", None) or {}
         self.pass_configs: dict[str, Any] = {**own, **(given["pass_configs"] or {})}
-        self.source = given["source"]
+        if given["source"] is not None:
+            show_source([part for _, part in parts_of(self)], given["source"])
         check_names(self)
 
     def _plain(self, problem: Mapping[Any, Any]) -> dict[str, Any]:
