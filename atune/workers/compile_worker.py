@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -122,25 +122,11 @@ class LocalCompileWorker:
         return artifact
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
-        """Compile a group. A member without a blob was lowered by an earlier run, so the store has its library."""
-        built = dict[int, Built]()
-        for lowered in job.group:
-            if not lowered.blob:
-                gone = Failure(lowered.index, "codegen", "its library vanished from the artifact store; tune again")
-                built[lowered.index] = await self.store.find(lowered) or gone
-        if fresh := [lowered for lowered in job.group if lowered.blob]:
-            answers = await self._compile(fresh, job)
-            if isinstance(answers, GroupFailed):
-                return answers
-            built.update((answer.index, answer) for answer in answers)
-        return [built[lowered.index] for lowered in job.group]
-
-    async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
-        """Compile `group` into one library and store it. `service` chooses the compilers for CUDA."""
-        store, service = self.store, self.service
+        """Compile a group into one library and store it. `service` chooses the compilers for CUDA."""
+        store, service, group = self.store, self.service, job.group
         states = [await store.state(lowered.use) for lowered in group]
-        by = "nvcc" if asked.plain else service.compilers([lowered.use for lowered in group], states)
-        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), by=by)
+        by = "nvcc" if job.plain else service.compilers([lowered.use for lowered in group], states)
+        job = msgspec.structs.replace(job, path=self._new_library(), by=by)
         answers = await self._try(job, group[0].index, job.limit_s)
         if isinstance(answers, Failure):
             return _of_group(answers, len(group))

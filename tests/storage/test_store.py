@@ -260,8 +260,8 @@ async def test_a_second_run_lowers_nothing(own_store: Path, target: str) -> None
             answer = await worker.run(LowerJob(candidate))
             assert isinstance(answer, Lowered), answer
             if build:
-                assert (await worker.run(FindJob(answer)) is None) == bool(answer.blob)
-                [built] = await worker.run(BuildJob((answer,)))
+                known = await worker.run(FindJob(answer))
+                [built] = await worker.run(BuildJob((answer,))) if known is None else [known]
                 assert isinstance(built, Artifact) and ("store" in built.why) != bool(answer.blob), built
             return answer
 
