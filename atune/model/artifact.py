@@ -274,7 +274,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """Digest of everything that decides the result of lowering, such as the elaborated kernel."""
     store_key: str = ""
     """Key, in the artifact store, of the library that nvcc or g++ builds. The key is made from `code_key` and the
-    versions of the code generators."""
+    versions of the code generators. The key is empty if the source includes files of the user, whose contents no key
+    covers."""
     use: str = ""
     """Headers and instructions that cicc's compiler state needs for the source; empty if cicc cannot compile it."""
     source_key: str = ""
@@ -288,8 +289,6 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """See `Record.printed`."""
     roles: Roles | None = None
     """The roles of the candidate's own parameters; None if only the first candidate's roles are known."""
-    storable: bool = True
-    """Whether `code_key` alone decides the machine code. This is False if the source includes files of the user."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

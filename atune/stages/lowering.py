@@ -76,7 +76,7 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
             _last[key] = orders[0][1], msgspec.msgpack.decode(lowered.blob, type=Blob), seen
         with_layouts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
         lowered = msgspec.structs.replace(lowered, ir_key=ir_key, facts=with_layouts)
-    kernel, seconds = ir_digest(function) if lowered.storable else "", round(time.perf_counter() - started, 4)
+    kernel, seconds = ir_digest(function) if lowered.store_key else "", round(time.perf_counter() - started, 4)
     return msgspec.structs.replace(lowered, index=candidate.index, ir_digest=kernel, roles=roles, seconds=seconds)
 
 
@@ -129,18 +129,17 @@ def _generated(candidate: Candidate, function: Any, bare: str, host: Any, device
     alone = symbol in bare or _USERS_KERNEL in bare or any(_DIRECTIVE.search(after) for _, _, after in texts)
     before = [text for text, _, _ in texts]
     together = (how.target, how.flags, how.pass_configs, before, attributes, code_key if alone else "")
+    of_user = _USERS_FILES.search(" ".join(how.flags or ())) or _USERS_INCLUDE.search(source)
     return Lowered(
         index=candidate.index,
         code_key=code_key,
-        store_key=digest((code_key, *_generators())),
+        store_key="" if of_user else digest((code_key, *_generators())),
         merge_key=digest(together),
         source_key=source_key,
         params=parameters,
         facts=static,
         seconds=0.0,
         blob=msgspec.msgpack.encode(blob),
-        # The keys do not cover the contents of the user's own files.
-        storable=not (_USERS_FILES.search(" ".join(how.flags or ())) or _USERS_INCLUDE.search(source)),
     )
 
 

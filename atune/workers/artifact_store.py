@@ -213,7 +213,7 @@ class RunStore:
 
     async def find(self, lowered: Lowered) -> Artifact | None:
         """If the store has an artifact with the code of `lowered`, return the artifact, and also store `lowered`."""
-        if not lowered.storable:
+        if not lowered.store_key:
             return None
         artifact = await self._do(lambda store: store.find(lowered.store_key, lowered.index))
         state, difference = ("", "") if artifact is not None else await self.state(lowered.use)
@@ -225,10 +225,11 @@ class RunStore:
             await self.keep_lowered(lowered, artifact.store_key)
         return artifact and msgspec.structs.replace(artifact, roles=lowered.roles)
 
-    async def keep(self, library: Iterable[Artifact]) -> None:
-        """Store each artifact of a library under its `store_key`. Skip artifacts that have no key."""
-        if keyed := [(artifact.store_key, artifact) for artifact in library if artifact.store_key]:
-            await self._do(lambda store: store.put(keyed))
+    async def keep(self, artifact: Artifact, lowered: Lowered) -> None:
+        """Store an artifact and its lowered kernel under the artifact's `store_key`, unless the key is empty."""
+        if key := artifact.store_key:
+            await self._do(lambda store: store.put([(key, artifact)]))
+            await self.keep_lowered(lowered, key)
 
     async def keep_lowered(self, lowered: Lowered, key: str) -> None:
         """Store the result of lowering a kernel whose library is in the store under `key`."""

@@ -131,21 +131,15 @@ class LocalCompileWorker:
         if isinstance(answers, Failure):
             return _of_group(answers, len(group))
         assert not isinstance(answers, GroupFailed), "a process raises"
-        built = [await self._known(answer, lowered) for lowered, answer in zip(group, answers, strict=True)]
-        await store.keep([member for member in built if isinstance(member, Artifact)])
-        for lowered, member in zip(group, built, strict=True):
-            if isinstance(member, Artifact) and member.store_key:
-                await store.keep_lowered(lowered, member.store_key)
-        return [service.explain(member) if isinstance(member, Artifact) else member for member in built]
-
-    async def _known(self, built: Built, lowered: Lowered) -> Built:
-        """Return `built`. Set `compared` if cicc's code equals nvcc's code in the library's compiler state, and clear
-        `store_key` if the store must not keep the library."""
-        if isinstance(built, Failure):
-            return built
-        compared = bool(built.state) and await self.store.state(lowered.use) == (built.state, "")
-        key = built.store_key if lowered.storable else ""
-        return msgspec.structs.replace(built, store_key=key, compared=compared)
+        built = list[Built]()
+        for lowered, state, member in zip(group, states, answers, strict=True):
+            if isinstance(member, Artifact):
+                compared = bool(member.state) and state == (member.state, "")
+                why = member.why or (service.why if member.plain else "")
+                member = msgspec.structs.replace(member, compared=compared, why=why)
+                await store.keep(member, lowered)
+            built.append(member)
+        return built
 
     async def _compare(self, job: CompareJob) -> Compared | Failure:
         """Compile a candidate with nvcc, and compare the result with cicc's library. Returns a `Failure` after a crash
