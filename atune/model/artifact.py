@@ -260,7 +260,7 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
 
     Candidates with equal `code_key` compile to the same machine code, whichever compiler is used. Only candidates with
     equal `merge_key` may share a library, because their flags, pass configs and text before the kernel are equal.
-    `blob`: the IR of the host and the device code for `codegen`; empty if the artifact store has the kernel's library.
+    `blob`: the IR of the host and the device code for `codegen`; empty if the kernel was lowered by an earlier run.
     """
 
     index: int
@@ -283,8 +283,6 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     ir_digest: str = ""
     """A digest that is equal for equal elaborated kernels, even if their sources differ. The digest is empty if the
     code also depends on other things, such as files that the kernel includes."""
-    kept_as: str = ""
-    """Key of the library that the artifact store has for this lowering."""
     printed: str = ""
     """See `Record.printed`."""
     roles: Roles | None = None

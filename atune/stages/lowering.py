@@ -261,13 +261,13 @@ def _generators() -> tuple[Any, ...]:
 
 
 def lowered_before(ir_key: str) -> Lowered | None:
-    """Return the lowered kernel of an earlier run; None if the artifact store lacks this kernel or its library."""
-    folder = artifacts_folder()
+    """Return the lowered kernel of an earlier run; None if the artifact store lacks this kernel. The store may lack the
+    kernel's library."""
     try:
-        known = msgspec.json.decode(store_file(folder, "lowered", ir_key).read_bytes(), type=Lowered)
+        known = msgspec.json.decode(store_file(artifacts_folder(), "lowered", ir_key).read_bytes(), type=Lowered)
     except (OSError, msgspec.MsgspecError):
         return None
-    return known if known.ir_key == ir_key and store_file(folder, "codes", known.kept_as).exists() else None
+    return known if known.ir_key == ir_key else None
 
 
 def store_key(
@@ -278,7 +278,7 @@ def store_key(
     settings: CompileSettings,
     pass_configs: Mapping[str, Any],
 ) -> str:
-    """Return the artifact store's key for the library of `kernel` with `config`; empty if the library is not stored.
+    """Return the artifact store's key for the library of `kernel` with `config`; empty if no run lowered the kernel.
 
     Runs in the program's process, and only elaborates the kernel. `pass_configs`: the pass configuration of the
     workload. Raises the errors of elaboration.

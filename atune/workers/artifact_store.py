@@ -222,18 +222,14 @@ class RunStore:
             if (artifact := await self._do(lambda store: store.find(key, lowered.index))) is not None:
                 artifact = msgspec.structs.replace(artifact, compared=True)
         if artifact is not None and lowered.blob:
-            await self.keep_lowered(lowered, artifact.store_key)
+            await self._do(lambda store: store.put_lowered(lowered))
         return artifact and msgspec.structs.replace(artifact, roles=lowered.roles)
 
     async def keep(self, artifact: Artifact, lowered: Lowered) -> None:
         """Store an artifact and its lowered kernel under the artifact's `store_key`, unless the key is empty."""
         if key := artifact.store_key:
             await self._do(lambda store: store.put([(key, artifact)]))
-            await self.keep_lowered(lowered, key)
-
-    async def keep_lowered(self, lowered: Lowered, key: str) -> None:
-        """Store the result of lowering a kernel whose library is in the store under `key`."""
-        await self._do(lambda store: store.put_lowered(msgspec.structs.replace(lowered, kept_as=key)))
+            await self._do(lambda store: store.put_lowered(lowered))
 
     async def _do(self, use: Callable[[ArtifactStore], T]) -> T | None:
         if self.store is None:
