@@ -68,11 +68,10 @@ class ArtifactStore:
             return None
         return msgspec.structs.replace(stored, index=index, path=str(library), seconds=0.0, why=STORED, store_key=key)
 
-    def put(self, built: Iterable[tuple[str, Artifact]]) -> None:
-        """Store each artifact of a library under the key of its code. Raises `OSError`."""
-        for key, artifact in built:
-            name = Path(self.keep(artifact).path).name
-            _write(self._code(key), msgspec.json.encode(msgspec.structs.replace(artifact, path=name, store_key=key)))
+    def put(self, key: str, artifact: Artifact) -> None:
+        """Store an artifact under the key of its code. Raises `OSError`."""
+        name = Path(self.keep(artifact).path).name
+        _write(self._code(key), msgspec.json.encode(msgspec.structs.replace(artifact, path=name, store_key=key)))
 
     def put_lowered(self, lowered: Lowered) -> None:
         """Store the result of lowering a kernel whose library is already in the store. Raises `OSError`."""
@@ -228,7 +227,7 @@ class RunStore:
     async def keep(self, artifact: Artifact, lowered: Lowered) -> None:
         """Store an artifact and its lowered kernel under the artifact's `store_key`, unless the key is empty."""
         if key := artifact.store_key:
-            await self._do(lambda store: store.put([(key, artifact)]))
+            await self._do(lambda store: store.put(key, artifact))
             await self._do(lambda store: store.put_lowered(lowered))
 
     async def _do(self, use: Callable[[ArtifactStore], T]) -> T | None:
