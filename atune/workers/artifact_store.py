@@ -140,7 +140,6 @@ def contents_of(files: Iterable[str]) -> str:
 
 
 def state_of(tools: str, use: str, headers: str) -> str:
-    """Return the key of a compiler state."""
     return _digest(tools, use, headers)
 
 
