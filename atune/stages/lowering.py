@@ -270,22 +270,14 @@ def lowered_before(ir_key: str) -> Lowered | None:
     return known if known.ir_key == ir_key else None
 
 
-def store_key(
-    kernel: Any,
-    arguments: Mapping[str, Any],
-    config: Config,
-    target: Target,
-    settings: CompileSettings,
-    pass_configs: Mapping[str, Any],
-) -> str:
-    """Return the artifact store's key for the library of `kernel` with `config`; empty if no run lowered the kernel.
+def store_key(work: Workload, config: Config, target: Target, settings: CompileSettings) -> str:
+    """Return the artifact store's key for the library of a configuration; empty if no run lowered the kernel.
 
-    Runs in the program's process, and only elaborates the kernel. `pass_configs`: the pass configuration of the
-    workload. Raises the errors of elaboration.
+    Runs in the program's process, and only elaborates the kernel. Raises the errors of elaboration.
     """
-    how = how_of(config, target, settings, pass_configs)
+    how = how_of(config, target, settings, work.pass_configs)
     with frontend_lock:
         context = context_of(target, settings.target_host)
-        function = elaborated(kernel, arguments, config, context.target)
+        function = elaborated(work.kernel, work.kernel_arguments, work.as_written(config), context.target)
         known = lowered_before(ir_key_of(ir_text(function), how))
     return "" if known is None else known.store_key
