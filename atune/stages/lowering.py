@@ -44,7 +44,7 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
     """
     started, work = time.perf_counter(), workload()
     context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
-    how = how_of(candidate.config, session().target, session().compile, work.pass_configs)
+    how = how_of(work, candidate.config, session().target, session().compile)
     config = dict(candidate.config)
     foreign = config.pop(FOREIGN, None)
     function = elaborated(work.kernel, work.kernel_arguments, work.as_written(config), context.target)
@@ -207,20 +207,14 @@ class CompileInputs:
         return (*settings, toolchain(self.kind))
 
 
-def how_of(
-    config: Mapping[str, Any],
-    target: Target,
-    settings: CompileSettings,
-    pass_configs: Mapping[str, Any],
-) -> CompileInputs:
-    """Return the compile inputs of a configuration. The configuration's own flags and passes take precedence.
-    `pass_configs`: the pass configuration of the workload."""
+def how_of(work: Workload, config: Config, target: Target, settings: CompileSettings) -> CompileInputs:
+    """Return the compile inputs of a configuration. The configuration's own flags and passes take precedence."""
     own = config.get(COMPILE_FLAGS)
     return CompileInputs(
         kind=target.kind,
         target=str(target),
         flags=settings.flags if own is None else tuple(own),
-        pass_configs={**settings.pass_configs, **pass_configs, **(config.get(PASS_CONFIGS) or {})},
+        pass_configs={**settings.pass_configs, **work.pass_configs, **(config.get(PASS_CONFIGS) or {})},
         host=settings.target_host,
     )
 
@@ -275,7 +269,7 @@ def store_key(work: Workload, config: Config, target: Target, settings: CompileS
 
     Runs in the program's process, and only elaborates the kernel. Raises the errors of elaboration.
     """
-    how = how_of(config, target, settings, work.pass_configs)
+    how = how_of(work, config, target, settings)
     with frontend_lock:
         context = context_of(target, settings.target_host)
         function = elaborated(work.kernel, work.kernel_arguments, work.as_written(config), context.target)
