@@ -302,7 +302,6 @@ class CompileStage:
                 await self._carry_out(worker, lowered, verdict)
 
     async def _carry_out(self, worker: CompileWorker, lowered: Lowered, verdict: Verdict) -> None:
-        """Carry out the verdict on a lowered candidate."""
         index, name = lowered.index, worker.name
         match verdict.becomes:
             case "duplicate":

@@ -100,10 +100,8 @@ class Engine:
         scheduled = CompileState(
             len(workers), len(devices), plan.to_compile, settings.compile.group_size, settings.pipeline
         )
-        screen = Screen(
-            run, plan.codes, skips=settings.budget.limited and settings.pipeline, layouts=self._start.layouts,
-            default=plan.default_index,
-        )  # fmt: skip
+        skips = settings.budget.limited and settings.pipeline
+        screen = Screen(run, plan.codes, skips=skips, layouts=self._start.layouts)
         states = CompilerStates(run, plan.candidate)
         proposing = ProposeStage(self._start, plan, scheduled, screen)
         compiling = CompileStage(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -128,14 +128,13 @@ class FinalStage:
         self.emit, self.state = run.recorder.emit, run.recorder.state
         self._memory_bytes = 0
 
-    async def time_finalists(self, wrong: Set[int] = frozenset()) -> None:
+    async def time_finalists(self, wrong: set[int]) -> None:
         """Time the best few candidates and the default again, in turn. `wrong`: candidates that need another library.
 
         A finalist with wrong results becomes a failure, and the others are timed again. If the journal already holds a
         final, no new final is run, and the winner is compiled again only if its library is missing.
         """
-        again = set(wrong)
-        while await self._time_finalists(again):
+        while await self._time_finalists(wrong):
             await self.run.outcomes.acknowledge()
 
     async def _time_finalists(self, wrong: set[int]) -> bool:

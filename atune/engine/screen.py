@@ -49,21 +49,12 @@ class Screen:
     """Judges the lowered candidates of a run.
 
     `codes`: candidates by the key of their code, from earlier parts of the run. `skips`: whether to prune likely losers
-    rather than build them last. `layouts`: the choice among layouts; None to build all layouts. `default`: the default
-    configuration's index. The default is built immediately if it can run, because the winner is compared with it.
+    rather than build them last. `layouts`: the choice among layouts; None to build all layouts. If the default
+    configuration can run, it is built immediately, because the winner is compared with it.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        codes: Mapping[str, int],
-        *,
-        skips: bool = False,
-        layouts: LayoutChoice | None = None,
-        default: int | None = None,
-    ) -> None:
+    def __init__(self, run: Run, codes: Mapping[str, int], *, skips: bool, layouts: LayoutChoice | None) -> None:
         self._run, self._codes, self._skips, self._layouts = run, dict(codes), skips, layouts
-        self._default = default
 
     @property
     def prunes_losers(self) -> bool:
@@ -82,7 +73,7 @@ class Screen:
             return Verdict("duplicate", same_as=same_as)
         if why := exceeded_limit(lowered.facts, limits):
             return Verdict("prune", why)
-        if index == self._default:
+        if index == state.default_index:
             return Verdict("build")
         if self._layouts is not None:
             verdict = self._layouts.judge(state, index, limits)

@@ -56,10 +56,8 @@ def with_library(workload: Workload, target: Target, settings: CompileSettings, 
     if settings.store:
         with suppress(Exception):  # the worker will report the error
             (candidate,) = candidates_of(workload)
-            given = workload.kernel_arguments, workload.as_written(candidate.config)
-            key = importlib.import_module("atune.stages.lowering").store_key(
-                workload.kernel, *given, target, settings, workload.pass_configs
-            )
+            lowering = importlib.import_module("atune.stages.lowering")
+            key = lowering.store_key(workload, candidate.config, target, settings)
             stored = ArtifactStore().find(key, candidate.index) if key else None
     if stored is not None or in_worker():
         return use(stored)

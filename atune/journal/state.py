@@ -172,7 +172,6 @@ class TimeSums:
         )
 
     def apply(self, event: Event) -> None:
-        """Add an event."""
         now = event.mono
         match event:
             case RunResumed():

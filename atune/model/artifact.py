@@ -260,7 +260,7 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
 
     Candidates with equal `code_key` compile to the same machine code, whichever compiler is used. Only candidates with
     equal `merge_key` may share a library, because their flags, pass configs and text before the kernel are equal.
-    `blob`: the IR of the host and the device code for `codegen`; empty if the artifact store has the kernel's library.
+    `blob`: the IR of the host and the device code for `codegen`; empty if the kernel was lowered by an earlier run.
     """
 
     index: int
@@ -274,7 +274,8 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     """Digest of everything that decides the result of lowering, such as the elaborated kernel."""
     store_key: str = ""
     """Key, in the artifact store, of the library that nvcc or g++ builds. The key is made from `code_key` and the
-    versions of the code generators."""
+    versions of the code generators. The key is empty if the source includes files of the user, whose contents no key
+    covers."""
     use: str = ""
     """Headers and instructions that cicc's compiler state needs for the source; empty if cicc cannot compile it."""
     source_key: str = ""
@@ -282,14 +283,10 @@ class Lowered(msgspec.Struct, frozen=True, tag="lowered", gc=False):
     ir_digest: str = ""
     """A digest that is equal for equal elaborated kernels, even if their sources differ. The digest is empty if the
     code also depends on other things, such as files that the kernel includes."""
-    kept_as: str = ""
-    """Key of the library that the artifact store has for this lowering."""
     printed: str = ""
     """See `Record.printed`."""
     roles: Roles | None = None
     """The roles of the candidate's own parameters; None if only the first candidate's roles are known."""
-    storable: bool = True
-    """Whether `code_key` alone decides the machine code. This is False if the source includes files of the user."""
 
 
 class MachineFacts(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

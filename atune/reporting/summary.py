@@ -37,7 +37,6 @@ def summary(result: Result) -> dict[str, Any]:
 
 
 def summary_text(result: Result) -> str:
-    """Return the result's summary as text."""
     return plain(result_lines(result))
 
 
@@ -332,7 +331,6 @@ class Headline(msgspec.Struct, frozen=True):
 
 
 def headline(result: Result) -> Headline:
-    """Return the headline of a result."""
     if result.best is None or result.latency_ms is None:
         why = no_winner_line(result)
         return Headline([f"{'' if result.about_default else 'no winner: '}{why}"], notes=[_sentence(why)])

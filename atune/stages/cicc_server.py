@@ -86,11 +86,10 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 class Parsed(msgspec.Struct, frozen=True):
-    """The headers that a server has parsed, as ``<file>``, the macros that were defined, and the tools that ran."""
+    """The headers that a server has parsed, as ``<file>``, and the tools that ran."""
 
     flavour: Flavour
     includes: tuple[str, ...]
-    defined: tuple[str, ...]
     tools: Tools
 
     def text(self) -> str:
@@ -174,13 +173,8 @@ class Server:
         library = os.path.join(folder, PRELOADED)
         gcc = [shutil.which("gcc") or "cc", "-O1", "-w", "-shared", "-fPIC", str(SERVER), "-o", library, "-ldl"]
         run_tool(gcc, tools)
-        left_out = tuple(f"-D{name}=1" for name in _HOST_ONLY)
-        self.parsed = Parsed(flavour, tuple(dict.fromkeys(includes)), left_out, tools)
-        try:
-            self._start()
-        except CiccError:  # another C++ library than GNU's may need the omitted headers
-            self.parsed = msgspec.structs.replace(self.parsed, defined=())
-            self._start()
+        self.parsed = Parsed(flavour, tuple(dict.fromkeys(includes)), tools)
+        self._start()
         Path(folder, TOOLS).write_bytes(msgspec.json.encode(self.parsed))
         self._read = [file for file in files_of(Path(folder, HEADERS)) if not file.startswith(f"{folder}/")]
 
@@ -254,7 +248,8 @@ def includes_for(arch: str) -> tuple[str, ...]:
 
 def preprocess(parsed: Parsed, text: str, source: str, output: str) -> None:
     Path(source).write_text(text, encoding="utf-8")
-    run_tool([*parsed.tools.preprocess, "-dD", *parsed.defined, source, "-o", output], parsed.tools)
+    left_out = (f"-D{name}=1" for name in _HOST_ONLY)
+    run_tool([*parsed.tools.preprocess, "-dD", *left_out, source, "-o", output], parsed.tools)
 
 
 def run_tool(command: Sequence[str], tools: Tools) -> None:

@@ -110,9 +110,8 @@ def roles(payload: bytes) -> bytes:
 def lower(payload: bytes) -> bytes:
     """Lower a candidate: `LowerJob` → `Lowered` or `Failure`.
 
-    If an earlier run lowered the kernel and the artifact store has its library, the kernel is not lowered again. Raises
-    `SpaceError` if the configuration does not fit the kernel, which can happen if the configuration is not in the
-    space.
+    Unless the job says so, a kernel that an earlier run lowered is not lowered again. Raises `SpaceError` if the
+    configuration does not fit the kernel, which can happen if the configuration is not in the space.
     """
     job = msgspec.msgpack.decode(payload, type=LowerJob)
     if FOREIGN not in job.candidate.config:

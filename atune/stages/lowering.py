@@ -44,7 +44,7 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
     """
     started, work = time.perf_counter(), workload()
     context, symbol = backend_context(), SYMBOL.format(key=candidate.key)
-    how = how_of(candidate.config, session().target, session().compile, work.pass_configs)
+    how = how_of(work, candidate.config, session().target, session().compile)
     config = dict(candidate.config)
     foreign = config.pop(FOREIGN, None)
     function = elaborated(work.kernel, work.kernel_arguments, work.as_written(config), context.target)
@@ -76,7 +76,7 @@ def lower(candidate: Candidate, *, anew: bool = True) -> Lowered:
             _last[key] = orders[0][1], msgspec.msgpack.decode(lowered.blob, type=Blob), seen
         with_layouts = msgspec.structs.replace(lowered.facts, layouts=seen[-1] if seen else None)
         lowered = msgspec.structs.replace(lowered, ir_key=ir_key, facts=with_layouts)
-    kernel, seconds = ir_digest(function) if lowered.storable else "", round(time.perf_counter() - started, 4)
+    kernel, seconds = ir_digest(function) if lowered.store_key else "", round(time.perf_counter() - started, 4)
     return msgspec.structs.replace(lowered, index=candidate.index, ir_digest=kernel, roles=roles, seconds=seconds)
 
 
@@ -129,18 +129,17 @@ def _generated(candidate: Candidate, function: Any, bare: str, host: Any, device
     alone = symbol in bare or _USERS_KERNEL in bare or any(_DIRECTIVE.search(after) for _, _, after in texts)
     before = [text for text, _, _ in texts]
     together = (how.target, how.flags, how.pass_configs, before, attributes, code_key if alone else "")
+    of_user = _USERS_FILES.search(" ".join(how.flags or ())) or _USERS_INCLUDE.search(source)
     return Lowered(
         index=candidate.index,
         code_key=code_key,
-        store_key=digest((code_key, *_generators())),
+        store_key="" if of_user else digest((code_key, *_generators())),
         merge_key=digest(together),
         source_key=source_key,
         params=parameters,
         facts=static,
         seconds=0.0,
         blob=msgspec.msgpack.encode(blob),
-        # The keys do not cover the contents of the user's own files.
-        storable=not (_USERS_FILES.search(" ".join(how.flags or ())) or _USERS_INCLUDE.search(source)),
     )
 
 
@@ -208,20 +207,14 @@ class CompileInputs:
         return (*settings, toolchain(self.kind))
 
 
-def how_of(
-    config: Mapping[str, Any],
-    target: Target,
-    settings: CompileSettings,
-    pass_configs: Mapping[str, Any],
-) -> CompileInputs:
-    """Return the compile inputs of a configuration. The configuration's own flags and passes take precedence.
-    `pass_configs`: the pass configuration of the workload."""
+def how_of(work: Workload, config: Config, target: Target, settings: CompileSettings) -> CompileInputs:
+    """Return the compile inputs of a configuration. The configuration's own flags and passes take precedence."""
     own = config.get(COMPILE_FLAGS)
     return CompileInputs(
         kind=target.kind,
         target=str(target),
         flags=settings.flags if own is None else tuple(own),
-        pass_configs={**settings.pass_configs, **pass_configs, **(config.get(PASS_CONFIGS) or {})},
+        pass_configs={**settings.pass_configs, **work.pass_configs, **(config.get(PASS_CONFIGS) or {})},
         host=settings.target_host,
     )
 
@@ -262,31 +255,23 @@ def _generators() -> tuple[Any, ...]:
 
 
 def lowered_before(ir_key: str) -> Lowered | None:
-    """Return the lowered kernel of an earlier run; None if the artifact store lacks this kernel or its library."""
-    folder = artifacts_folder()
+    """Return the lowered kernel of an earlier run; None if the artifact store lacks this kernel. The store may lack the
+    kernel's library."""
     try:
-        known = msgspec.json.decode(store_file(folder, "lowered", ir_key).read_bytes(), type=Lowered)
+        known = msgspec.json.decode(store_file(artifacts_folder(), "lowered", ir_key).read_bytes(), type=Lowered)
     except (OSError, msgspec.MsgspecError):
         return None
-    return known if known.ir_key == ir_key and store_file(folder, "codes", known.kept_as).exists() else None
+    return known if known.ir_key == ir_key else None
 
 
-def store_key(
-    kernel: Any,
-    arguments: Mapping[str, Any],
-    config: Config,
-    target: Target,
-    settings: CompileSettings,
-    pass_configs: Mapping[str, Any],
-) -> str:
-    """Return the artifact store's key for the library of `kernel` with `config`; empty if the library is not stored.
+def store_key(work: Workload, config: Config, target: Target, settings: CompileSettings) -> str:
+    """Return the artifact store's key for the library of a configuration; empty if no run lowered the kernel.
 
-    Runs in the program's process, and only elaborates the kernel. `pass_configs`: the pass configuration of the
-    workload. Raises the errors of elaboration.
+    Runs in the program's process, and only elaborates the kernel. Raises the errors of elaboration.
     """
-    how = how_of(config, target, settings, pass_configs)
+    how = how_of(work, config, target, settings)
     with frontend_lock:
         context = context_of(target, settings.target_host)
-        function = elaborated(kernel, arguments, config, context.target)
+        function = elaborated(work.kernel, work.kernel_arguments, work.as_written(config), context.target)
         known = lowered_before(ir_key_of(ir_text(function), how))
     return "" if known is None else known.store_key

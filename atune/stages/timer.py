@@ -286,7 +286,6 @@ class CudaTimer(Timer):
 
 
 def make_timer(stream: DeviceStream) -> Timer:
-    """Return a timer for calls on `stream`."""
     return CudaTimer(stream) if stream.handle else CpuTimer(stream)
 
 

@@ -68,11 +68,10 @@ class ArtifactStore:
             return None
         return msgspec.structs.replace(stored, index=index, path=str(library), seconds=0.0, why=STORED, store_key=key)
 
-    def put(self, built: Iterable[tuple[str, Artifact]]) -> None:
-        """Store each artifact of a library under the key of its code. Raises `OSError`."""
-        for key, artifact in built:
-            name = Path(self.keep(artifact).path).name
-            _write(self._code(key), msgspec.json.encode(msgspec.structs.replace(artifact, path=name, store_key=key)))
+    def put(self, key: str, artifact: Artifact) -> None:
+        """Store an artifact under the key of its code. Raises `OSError`."""
+        name = Path(self.keep(artifact).path).name
+        _write(self._code(key), msgspec.json.encode(msgspec.structs.replace(artifact, path=name, store_key=key)))
 
     def put_lowered(self, lowered: Lowered) -> None:
         """Store the result of lowering a kernel whose library is already in the store. Raises `OSError`."""
@@ -141,7 +140,6 @@ def contents_of(files: Iterable[str]) -> str:
 
 
 def state_of(tools: str, use: str, headers: str) -> str:
-    """Return the key of a compiler state."""
     return _digest(tools, use, headers)
 
 
@@ -213,7 +211,7 @@ class RunStore:
 
     async def find(self, lowered: Lowered) -> Artifact | None:
         """If the store has an artifact with the code of `lowered`, return the artifact, and also store `lowered`."""
-        if not lowered.storable:
+        if not lowered.store_key:
             return None
         artifact = await self._do(lambda store: store.find(lowered.store_key, lowered.index))
         state, difference = ("", "") if artifact is not None else await self.state(lowered.use)
@@ -222,17 +220,14 @@ class RunStore:
             if (artifact := await self._do(lambda store: store.find(key, lowered.index))) is not None:
                 artifact = msgspec.structs.replace(artifact, compared=True)
         if artifact is not None and lowered.blob:
-            await self.keep_lowered(lowered, artifact.store_key)
+            await self._do(lambda store: store.put_lowered(lowered))
         return artifact and msgspec.structs.replace(artifact, roles=lowered.roles)
 
-    async def keep(self, library: Iterable[Artifact]) -> None:
-        """Store each artifact of a library under its `store_key`. Skip artifacts that have no key."""
-        if keyed := [(artifact.store_key, artifact) for artifact in library if artifact.store_key]:
-            await self._do(lambda store: store.put(keyed))
-
-    async def keep_lowered(self, lowered: Lowered, key: str) -> None:
-        """Store the result of lowering a kernel whose library is in the store under `key`."""
-        await self._do(lambda store: store.put_lowered(msgspec.structs.replace(lowered, kept_as=key)))
+    async def keep(self, artifact: Artifact, lowered: Lowered) -> None:
+        """Store an artifact and its lowered kernel under the artifact's `store_key`, unless the key is empty."""
+        if key := artifact.store_key:
+            await self._do(lambda store: store.put(key, artifact))
+            await self._do(lambda store: store.put_lowered(lowered))
 
     async def _do(self, use: Callable[[ArtifactStore], T]) -> T | None:
         if self.store is None:

@@ -13,7 +13,7 @@ import anyio.abc
 import msgspec
 
 from atune.errors import WorkerError
-from atune.model.artifact import Artifact, Lowered
+from atune.model.artifact import Lowered
 from atune.model.device import Target, parse_target
 from atune.model.settings import CompileSettings
 from atune.workers.messages import SERVICE_LISTEN
@@ -161,10 +161,6 @@ class CompileService:
             return "nvcc"
         self._compared |= new
         return "both"
-
-    def explain(self, artifact: Artifact) -> Artifact:
-        """Return `artifact`. If nvcc built the artifact without stating a reason, add the reason for using nvcc."""
-        return msgspec.structs.replace(artifact, why=artifact.why or self.why) if artifact.plain else artifact
 
     async def _run(self) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -122,44 +122,24 @@ class LocalCompileWorker:
         return artifact
 
     async def _build(self, job: BuildJob) -> list[Built] | GroupFailed:
-        """Compile a group. A member without a blob was lowered by an earlier run, so the store has its library."""
-        built = dict[int, Built]()
-        for lowered in job.group:
-            if not lowered.blob:
-                gone = Failure(lowered.index, "codegen", "its library vanished from the artifact store; tune again")
-                built[lowered.index] = await self.store.find(lowered) or gone
-        if fresh := [lowered for lowered in job.group if lowered.blob]:
-            answers = await self._compile(fresh, job)
-            if isinstance(answers, GroupFailed):
-                return answers
-            built.update((answer.index, answer) for answer in answers)
-        return [built[lowered.index] for lowered in job.group]
-
-    async def _compile(self, group: Sequence[Lowered], asked: BuildJob) -> list[Built] | GroupFailed:
-        """Compile `group` into one library and store it. `service` chooses the compilers for CUDA."""
-        store, service = self.store, self.service
+        """Compile a group into one library and store it. `service` chooses the compilers for CUDA."""
+        store, service, group = self.store, self.service, job.group
         states = [await store.state(lowered.use) for lowered in group]
-        by = "nvcc" if asked.plain else service.compilers([lowered.use for lowered in group], states)
-        job = msgspec.structs.replace(asked, group=tuple(group), path=self._new_library(), by=by)
+        by = "nvcc" if job.plain else service.compilers([lowered.use for lowered in group], states)
+        job = msgspec.structs.replace(job, path=self._new_library(), by=by)
         answers = await self._try(job, group[0].index, job.limit_s)
         if isinstance(answers, Failure):
             return _of_group(answers, len(group))
         assert not isinstance(answers, GroupFailed), "a process raises"
-        built = [await self._known(answer, lowered) for lowered, answer in zip(group, answers, strict=True)]
-        await store.keep([member for member in built if isinstance(member, Artifact)])
-        for lowered, member in zip(group, built, strict=True):
-            if isinstance(member, Artifact) and member.store_key:
-                await store.keep_lowered(lowered, member.store_key)
-        return [service.explain(member) if isinstance(member, Artifact) else member for member in built]
-
-    async def _known(self, built: Built, lowered: Lowered) -> Built:
-        """Return `built`. Set `compared` if cicc's code equals nvcc's code in the library's compiler state, and clear
-        `store_key` if the store must not keep the library."""
-        if isinstance(built, Failure):
-            return built
-        compared = bool(built.state) and await self.store.state(lowered.use) == (built.state, "")
-        key = built.store_key if lowered.storable else ""
-        return msgspec.structs.replace(built, store_key=key, compared=compared)
+        built = list[Built]()
+        for lowered, state, member in zip(group, states, answers, strict=True):
+            if isinstance(member, Artifact):
+                compared = bool(member.state) and state == (member.state, "")
+                why = member.why or (service.why if member.plain else "")
+                member = msgspec.structs.replace(member, compared=compared, why=why)
+                await store.keep(member, lowered)
+            built.append(member)
+        return built
 
     async def _compare(self, job: CompareJob) -> Compared | Failure:
         """Compile a candidate with nvcc, and compare the result with cicc's library. Returns a `Failure` after a crash

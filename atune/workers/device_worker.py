@@ -25,7 +25,7 @@ from atune.errors import (
     WorkloadError,
     translated,
 )
-from atune.model.artifact import Artifact, Failure, FailureKind, fitting
+from atune.model.artifact import Failure, FailureKind, fitting
 from atune.model.device import DeviceInfo
 from atune.model.folders import private_root
 from atune.model.jobs import (
@@ -173,19 +173,16 @@ class LocalDeviceWorker(Supervised):
         return self._accused != 2
 
     async def _bits(self, job: BitsJob) -> Bits:
-        self._use(job.artifacts)
+        self.ran |= {artifact.index for artifact in job.artifacts}
         return await self.call(job, self._limit_s * (len(job.artifacts) + 1))
 
     async def _final(self, job: FinalJob) -> Finals:
-        self._use(job.artifacts)
+        self.ran |= {artifact.index for artifact in job.artifacts}
         await self._look()
         finals = await self.call(job, self._limit_s * (len(job.artifacts) + 1))
         if any(failure.kind in SPOILING for failure in finals.failures):
             await self.kill()
         return finals
-
-    def _use(self, artifacts: Sequence[Artifact]) -> None:
-        self.ran |= {artifact.index for artifact in artifacts}
 
     async def _prepare(self, job: PrepareJob) -> Prepared:
         """Make the inputs and run the reference. Only the device's first process times the reference.

@@ -503,7 +503,6 @@ class ResultCache:
         return self.journals / _file_name(key.kernel) / f"{key.text}-{name}.jsonl"
 
     def _link(self, journal: Path, key: ResultKey | None = None) -> Path:
-        """Return the path for a link to a journal."""
         name = hashlib.sha256(os.fsencode(journal)).hexdigest()[:16]
         return self.journals / "elsewhere" / f"{name}.jsonl" if key is None else self._place(key, name)
 

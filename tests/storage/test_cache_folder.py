@@ -103,7 +103,7 @@ def test_no_library_is_loaded_that_another_user_may_have_written(
     (tmp_path / "kernel.k.source").touch()
     built = Artifact(0, str(tmp_path / "kernel.so"), "k", (), "c", store_key="key")
     store, comparison = ArtifactStore(), StateCheck((), contents_of(()), "")
-    store.put([("key", built)])
+    store.put("key", built)
     remember("tools", "use", comparison)
     kept = store.find("key", 0)
     assert kept is not None and loadable(kept, replayed=True) == kept and not untrusted(kept.path)
@@ -112,7 +112,7 @@ def test_no_library_is_loaded_that_another_user_may_have_written(
     assert untrusted(kept.path).startswith(f"{whose} {changed}, so no library is kept there")
     with pytest.raises(AtuneError, match=f"^{whose} "):
         loadable(kept, replayed=True)
-    for use in (lambda: store.find("key", 0), lambda: store.put([("key", built)]), lambda: store.keep(built)):
+    for use in (lambda: store.find("key", 0), lambda: store.put("key", built), lambda: store.keep(built)):
         with pytest.raises(OSError, match=f"{whose} "):
             use()
     assert not what or recall("tools", "use") is not None
