@@ -180,13 +180,19 @@ class TunedKernel(TunableKernel):
         """Return a function and its arguments, as ``__reduce__`` does, to rebuild the kernel without its module."""
         raise NotImplementedError
 
+    @property
+    def by_name(self) -> str:
+        """The name by which other processes find the kernel in its module; empty if they do not find it."""
+        module, name = self.__module__, str(getattr(self, "__qualname__", self.__name__))
+        found = module != "__main__" and getattr(sys.modules.get(module), name, None) is self
+        return name if found else ""
+
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle the kernel by name, as functions are pickled. If a script defines the kernel, include its parts."""
-        module, name = self.__module__, str(getattr(self, "__qualname__", self.__name__))
-        if module != "__main__" and getattr(sys.modules.get(module), name, None) is self:
-            return name
-        packed = pack(self.by_value())
-        return _named, (module, name, packed.stream, [*map(bytes, packed.buffers)])
+        if self.by_name:
+            return self.by_name
+        packed, name = pack(self.by_value()), str(getattr(self, "__qualname__", self.__name__))
+        return _named, (self.__module__, name, packed.stream, [*map(bytes, packed.buffers)])
 
     def __repr__(self) -> str:
         n = len(self.winners.known)

@@ -27,7 +27,7 @@ from atune.model.artifact import StaticFacts
 from atune.model.candidate import BASELINE, Config, config_key, key_of
 from atune.version import installed_versions
 from atune.workers.result_cache import KnownOutcome, ResultCache
-from atune.workers.result_key import ResultKey, result_key
+from atune.workers.result_key import ResultKey, result_key, same_problem
 from atune.workers.server import refuse_in_worker
 from atune.workload.workload import Workload, WorkloadSpec, describe
 
@@ -53,7 +53,8 @@ class CachedWork:
         if key not in self._digests:  # elaborating is slow, and the cache may be searched several times
             self._digests[key] = ""
             with suppress(Exception):  # a tuning will report the failure
-                work = self.workload.at(dict(arguments))
+                own = same_problem(arguments, self.workload.arguments)  # a dtype may be written in another way
+                work = self.workload if own else self.workload.at(dict(arguments))
                 self._digests[key] = str(lowering.digest_here(work, config, self.target, given))
         return self._digests[key]
 

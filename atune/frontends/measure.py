@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count, takewhile
-from pathlib import Path
 from typing import Any, Literal, Unpack, cast
 
 import anyio.to_thread
@@ -19,7 +18,7 @@ import msgspec
 from atune.engine.interfaces import ignored
 from atune.errors import NoWinner, UsageError
 from atune.frontends.problems import Problems
-from atune.frontends.run_options import MeasureOptions
+from atune.frontends.run_options import MeasureOptions, journal_at
 from atune.frontends.tuner import RunPlan, Tuner, named_work
 from atune.journal.events import CandidateMeasured
 from atune.journal.result import Result
@@ -145,7 +144,7 @@ async def measure_many(
     programs = await anyio.to_thread.run_sync(list, map(_program, [*candidates]), abandon_on_cancel=True)
     judged: dict[Program, list[Evaluation]] = {program: [] for _, program in programs}
     results = list[MeasureResult]()
-    folder = Path(given["journal"] or ResultCache().new_path(name).with_suffix(""))
+    folder = journal_at(given["journal"] or ResultCache().new_path(name).with_suffix(""), folder=True)
     try:
         await anyio.to_thread.run_sync(make_private_folder, str(folder), abandon_on_cancel=True)
     except OSError as error:

@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
@@ -58,6 +59,21 @@ def _listener(where: str, on_event: Any) -> Any:
             "`async with Tuner(...) as tuner: async for event in tuner.events(): ...`"
         )
     return on_event
+
+
+LATEST = "latest"
+"""The name of the newest run in commands."""
+
+
+def journal_at(given: str | os.PathLike[str], *, folder: bool = False) -> Path:
+    """Return the path of a run's journal, or of a set's `folder`. Raises `UsageError` for a path of something else."""
+    text = os.fspath(given)
+    if text == LATEST and not os.path.exists(text):
+        raise UsageError(f"journal: {text!r} means the newest run in commands, so a new journal needs another name")
+    if not folder and os.path.basename(text) in ("", os.curdir, os.pardir):
+        why = f"{text!r} is a folder: give a file in it" if text else "the path is empty: give a file"
+        raise UsageError(f"journal: {why}")
+    return Path(text)
 
 
 class EngineOptions(TypedDict, total=False):

@@ -183,7 +183,8 @@ async def tune_set(
         `Problems`, or a list of dictionaries.
     {options}
     """
-    plan = await anyio.to_thread.run_sync(RunPlan.of, "tune_set", options, abandon_on_cancel=True)
+    make_plan = partial(RunPlan.of, "tune_set", options, folder=True)
+    plan = await anyio.to_thread.run_sync(make_plan, abandon_on_cancel=True)
     if plan.machine is not None:
         raise UsageError("tune_set: machine= has a single workload: leave machine= out, or tune each problem by itself")
     chosen = problems if isinstance(problems, Problems) else Problems(problems)

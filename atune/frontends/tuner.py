@@ -26,7 +26,7 @@ from atune.engine.run_state import Listener, Listeners, Recorder, opened_aside
 from atune.engine.settings import EngineSettings, check_parts
 from atune.errors import AtuneError, UsageError, WorkloadError, name_and_message, warn_caller
 from atune.frontends.blocking import importing, of_the_machine, run_blocking, unwrapped, winning
-from atune.frontends.run_options import TuneOptions
+from atune.frontends.run_options import TuneOptions, journal_at
 from atune.frontends.warm_start import adviser, recaller
 from atune.journal.events import Event, RunInterrupted, Warned
 from atune.journal.result import Result, TuneResult
@@ -144,8 +144,11 @@ class RunPlan:
     """Processes that several simultaneous runs share, or None if the run starts its own processes."""
 
     @classmethod
-    def of(cls, where: str, options: Mapping[str, object]) -> RunPlan:
-        """Return the plan for `options` of `tune`. Raises `UsageError`, which names `where`."""
+    def of(cls, where: str, options: Mapping[str, object], *, folder: bool = False) -> RunPlan:
+        """Return the plan for `options` of `tune`. Raises `UsageError`, which names `where`.
+
+        `folder`: whether the option `journal` names a folder.
+        """
         refuse_unknown(where, options, [*TuneOptions.__annotations__])
         given: TuneOptions = complete("", options, TuneOptions)  # type: ignore[assignment]
         settings = EngineSettings(
@@ -166,7 +169,7 @@ class RunPlan:
             devices=device_names(given["devices"]) if given["machine"] is None else ("all",),
             cluster=given["cluster"],
             machine=given["machine"],
-            journal=None if given["journal"] is None else Path(given["journal"]),
+            journal=None if given["journal"] is None else journal_at(given["journal"], folder=folder),
             on_event=given["on_event"],
             log=given["log"],
             progress=given["progress"],

@@ -72,7 +72,8 @@ def normalise(value: Any, where: str, depth: int = 0) -> Any:
     if isinstance(value, float):
         value = float.__float__(value)
         if not math.isfinite(value):
-            raise SpaceError(f"{where}: a journal cannot store {value!r}; use a string or None")
+            instead = "make it a parameter's default, or use a string"
+            raise SpaceError(f"{where}: a journal cannot store {value!r}; {instead}")
         return value
     if isinstance(value, str):
         value = str.__str__(value)

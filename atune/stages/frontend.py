@@ -111,7 +111,7 @@ def encode(value: Any, where: str) -> Any:
     try:
         return normalise(tagged(value), where)
     except SpaceError as error:
-        if isinstance(value, (int, float, str)):  # the type is right, and the error says what is wrong
+        if isinstance(as_written(value), (int, float, str)):  # the type is right, and the error says what is wrong
             raise
         raise UsageError(
             f"{where} is {type_of(value)}; a problem's arguments must be None, bool, int, float, str, a dtype, "

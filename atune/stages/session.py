@@ -15,10 +15,12 @@ from contextlib import contextmanager
 
 import msgspec
 
+from atune.errors import WorkloadError
 from atune.model.candidate import Candidate, Config
 from atune.workers.messages import LoadSpace, Session, SpacePart
+from atune.workers.resources import check_machine
 from atune.workload.fingerprint import fingerprint, keep_texts, written_since
-from atune.workload.pickling import FileRef, chosen, load
+from atune.workload.pickling import FileRef, WorkloadRef, chosen, load
 from atune.workload.workload import Candidates, Workload, WorkloadSpec, head
 
 
@@ -50,10 +52,19 @@ def session() -> Session:
 
 def workload() -> Workload:
     if _state.workload is None:
-        _state.workload = load(_state.session.ref)
+        _state.workload = _loaded(_state.session.ref)
         _state.fingerprint = fingerprint(_state.workload)
         keep_texts()
     return _state.workload
+
+
+def _loaded(ref: WorkloadRef) -> Workload:
+    """Load a workload. Raises `WorkloadError`, or `ShortOf` if the machine lacks a resource."""
+    try:
+        return load(ref)
+    except WorkloadError as error:
+        check_machine(error)
+        raise
 
 
 def loaded_as() -> str:
@@ -84,7 +95,7 @@ def load_space(payload: bytes) -> bytes:
     """Load the workload of a `LoadSpace` job, whose space is listed next."""
     job = msgspec.msgpack.decode(payload, type=LoadSpace)
     with _writing_stack(job.deadline_s):
-        _space.workload, _space.candidates = load(job.ref), None
+        _space.workload, _space.candidates = _loaded(job.ref), None
         origin = chosen(job.ref).origin if isinstance(job.ref, FileRef) else ""
         _space.spec = job.known or head(_space.workload, origin)
         return b""

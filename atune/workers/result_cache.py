@@ -43,7 +43,7 @@ from atune.journal.result import Result, TuneResult
 from atune.journal.state import Entry, Outcome, State
 from atune.journal.writer import Journal, is_written
 from atune.model.artifact import Artifact, Roles
-from atune.model.candidate import BASELINE, Config, config_key, with_tuples
+from atune.model.candidate import BASELINE, Config, config_key, key_of, with_tuples
 from atune.model.folders import cache_folder, make_private_folder, untrusted
 from atune.workers.result_key import CacheEntry, ResultKey, exported, result_key, same_problem
 
@@ -287,7 +287,7 @@ class ResultCache:
             if _serves(run, header):
                 if _is_same(run, still):
                     return run, None
-                of_others = header and run.parts and not same_problem(run.parts.tuned_for, header.arguments)
+                of_others = header and key_of(run.header.arguments) != key_of(header.arguments)
                 other = other or (None if of_others else run)
         return None, other
 

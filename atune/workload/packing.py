@@ -90,7 +90,7 @@ def _packer_class() -> Any:
                 return copyreg.__newobj__, (LazyCallback,), vars(obj)  # type: ignore[attr-defined]
             if isinstance(obj, functools._lru_cache_wrapper) or is_autotuned(obj):
                 by_value, tuned = {"__main__", *cloudpickle.list_registry_pickle_by_value()}, is_autotuned(obj)
-                if obj.__module__ in by_value or ("." if tuned else "<locals>") in obj.__qualname__:
+                if obj.__module__ in by_value or (not obj.by_name if tuned else "<locals>" in obj.__qualname__):
                     return obj.by_value() if tuned else (_lru_cached, (obj.__wrapped__, obj.cache_parameters()))
             reduced = _storage(obj) or _tilelang_object(obj) or _by_name(obj) or super().reducer_override(obj)
             if not (self._annotations and isinstance(obj, FunctionType) and isinstance(reduced, tuple)):

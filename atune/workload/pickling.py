@@ -272,8 +272,7 @@ class _Kept(io.StringIO):
 def _loading(failed: str, path: str = "") -> Generator[None, None, None]:
     """Raise `WorkloadError` with the message `failed`, the error and its place, if the user's code cannot be loaded.
 
-    `path`: the file that the block runs. If it is empty, system errors propagate unchanged: the machine may be short of
-    a resource.
+    `path`: the file that the block runs, or empty.
     """
     try:
         with redirect_stderr(kept := _Kept()):
@@ -281,8 +280,6 @@ def _loading(failed: str, path: str = "") -> Generator[None, None, None]:
     except BaseException as error:
         if isinstance(error, (SpaceError, WorkloadError)):
             raise type(error)(located(str(error), error)) from error
-        if not path and isinstance(error, (OSError, MemoryError)):
-            raise
         wrote = " ".join(kept.getvalue().split()[-60:]) if isinstance(error, SystemExit) else ""
         hint = f"; it wrote: {wrote}" if wrote else _hint(path, error)
         kind = NoSuchWorkload if path else WorkloadError

@@ -34,6 +34,7 @@ from atune.model.candidate import (
     forms_of,
     key_of,
     normalise,
+    shown,
     space_hash,
     with_tuples,
     written_like,
@@ -283,7 +284,7 @@ class ConfigCheck:
                     f"{meant(name, parameters) or other}"
                 )
             if name in parameters and (must := _expected(parameters[name], value, own.get(name))):
-                raise WorkloadError(f"Workload {workload.name}: argument {name!r} must be {must}, got {value!r}")
+                raise WorkloadError(f"Workload {workload.name}: argument {name!r} must be {must}, got {shown(value)}")
 
     @property
     def names(self) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,6 +84,9 @@ WRONG: list[tuple[str, str, Any, str]] = [
     # a run
     ("run", "accept", 3, "accept: give some of kernel, target"),
     ("run", "journal", 3, "journal must be a path, got 3"),
+    *(("run", "journal", each, f"journal: {each!r} is a folder: give a file in it") for each in ("new/", "new/.")),
+    ("run", "journal", "", "journal: the path is empty: give a file"),
+    ("run", "journal", Path("latest"), "journal: 'latest' means the newest run in commands, so a new journal needs"),
     ("run", "on_event", 3, "on_event must be a function that takes an event, got 3"),
     ("run", "on_event", functools.partial(listening), "on_event must be a plain function, because atune does not"),
     ("run", "seed", -1, "seed must be a whole number >= 0, got -1"),

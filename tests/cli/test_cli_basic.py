@@ -158,6 +158,7 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
     assert main(["tune", workload, "--quiet", "--warm", "toy", "--warm", "1", "--warm", "cache"]) == 0
     assert scripted.options["warm"] == [first, first, "cache"] and scripted.options["journal"] != first
     second = scripted.options["journal"]
+    scripted.options = {}
     main(["tune", workload, "--quiet", "--journal", "latest"])
     assert scripted.options["journal"] == second
 
@@ -175,6 +176,7 @@ def test_earlier_runs_are_named_shortly(engine: Any, workload: str) -> None:
         ("--devices 0,0", "device 0 is given twice"),
         ("--devices 0,x", "devices: give 'all', 'cpu' or device numbers such as [0, 1], got '0,x'"),
         ("--journal=", "path is empty"),
+        ("--journal new/", "journal: 'new/' is a folder: give a file in it"),
         ("--no-use-pipeline", "did you mean --no-pipeline?"),
         ("more.py", "unexpected argument 'more.py' (see atune tune --help)"),
         ("--quiet --verbose", "--quiet and --verbose exclude each other: leave one of them out"),

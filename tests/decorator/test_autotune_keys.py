@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 import tilelang.language as T
 import torch
@@ -65,6 +67,9 @@ def test_other_arguments_than_data(tuned: Any, engine: Engine) -> None:
     assert kernel.tune(A, A, A, dtype=torch.float16).header.arguments["dtype"] == {"$torch.dtype": "float16"}
     with pytest.raises(UsageError, match="add: argument 'dtype' is an object; a problem's arguments must be"):
         kernel.tune(A, A, A, dtype=object())
+    for infinite in (math.inf, np.float32("inf")):
+        with pytest.raises(SpaceError, match="add: argument 'dtype': a journal cannot store inf; make it a parameter"):
+            kernel.tune(A, A, A, dtype=infinite)
 
 
 # Started early

@@ -6,11 +6,15 @@ import asyncio
 import importlib
 import json
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tilelang.language as T
+import torch
 from decorated import QUICK, TUNING, doubled, scale, workload
+from tilelang import tvm
 
 import atune
 from atune.errors import UsageError
@@ -21,7 +25,7 @@ from atune.workers.result_cache import ResultCache
 
 
 @pytest.fixture(autouse=True)
-def folder_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
 
 
@@ -59,6 +63,35 @@ def test_a_run_takes_what_a_decorated_kernel_found() -> None:
     result = decorated().tune(256)
     again = atune.run(workload(), target="c", benchmark=QUICK, cached=True)
     assert again.cache_hit and again.latency_ms == result.latency_ms
+
+
+def test_a_kernel_that_tells_spellings_of_a_dtype_apart_gets_its_own_result() -> None:
+    """Without a warning that something changed. A kernel that takes them alike is tuned once for tilelang's two."""
+
+    def of(kind: Any, *others: type) -> Any:
+        def shifted(n: int, kind: Any, block: int = 64):  # type: ignore[no-untyped-def]
+            shift = float(isinstance(kind, others))
+
+            @T.prim_func
+            def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+                with T.Kernel(1):
+                    for i in T.serial(n):
+                        B[i] = A[i] + shift
+
+            return main
+
+        kernel = atune.autotune(shifted, space={"block": [16, 64]}, name="spelt", target="c", tuning=TUNING)
+        return kernel(64, kind)(torch.zeros(64))[0].item(), kernel.tune(64, kind).cache_hit
+
+    apart = tvm.DataType, torch.dtype
+    spellings = "float32", T.float32, torch.float32
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [of(kind, *apart)[0] for kind in spellings] == [0.0, 1.0, 1.0]
+        assert [of(kind, *apart) for kind in spellings] == [(0.0, True), (1.0, True), (1.0, True)]
+        assert len(ResultCache().runs()) == 3
+        assert [of(kind)[0] for kind in spellings] == [0.0, 0.0, 0.0]
+        assert len(ResultCache().runs()) == 5
 
 
 FILE = f"""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from atune.errors import MachineError, RemoteError, WorkerError
+from atune.errors import MachineError, RemoteError, WorkerError, WorkloadError
 from atune.model.artifact import Failure
 from atune.model.candidate import Candidate
-from atune.stages import entry_points
+from atune.stages import entry_points, session
 from atune.workers import resources
 from atune.workers import workers as patience
 from atune.workers.resources import (
@@ -144,3 +144,12 @@ def test_what_a_kernel_function_raises_is_the_machines_fault_where_it_lacks_some
     with pytest.raises(ShortOf, match=f"^{short_of}: ") if short_of else nullcontext():
         answer = entry_points._guarded(Candidate(0, "", {}), kernel)
         assert isinstance(answer, Failure) and answer.kind == "lower"
+
+
+@pytest.mark.parametrize(("number", "raised"), [(errno.EMFILE, ShortOf), (errno.ENOENT, WorkloadError)])
+def test_what_a_workloads_file_raises_is_the_machines_fault_where_it_lacks_something(
+    number: int, raised: type[Exception], tmp_path: Path
+) -> None:
+    (tmp_path / "workload.py").write_text(f"raise OSError({number}, 'said')")
+    with pytest.raises(raised, match="said"):
+        session._loaded(FileRef(str(tmp_path / "workload.py"), "W"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import math
 import pickle
 import re
 from collections.abc import Iterator
@@ -225,7 +226,8 @@ class Mute:
     [
         (2**64, "an integer of 65 bits, but a journal stores 64"),
         (1 << 10**6, "an integer of 1000001 bits"),
-        (Float("nan"), "a journal cannot store nan"),
+        (Float("nan"), "a journal cannot store nan; make it a parameter's default, or use a string"),
+        (-math.inf, "a journal cannot store -inf; make it a parameter's default, or use a string"),
         ("\ud800", r"'\ud800' has a surrogate"),
         (nested(MAX_NESTING + 1), f"nested deeper than {MAX_NESTING}"),
         (nested(100_000), f"nested deeper than {MAX_NESTING}"),

@@ -91,7 +91,7 @@ def test_no_process_outlives_its_set_and_the_compile_workers_are_as_many_as_the_
         return worker
 
     monkeypatch.setattr(ForkServer, "spawn", counting)
-    atune.run_set(f"{KERNELS}:SCALE", Problems(n=[300, 600, 1200, 2400, 4800]), journal=tmp_path / "s", **FAST)
+    atune.run_set(f"{KERNELS}:SCALE", Problems(n=[300, 600, 1200, 2400, 4800]), journal=f"{tmp_path}/s/", **FAST)
     each = max(1, int(1.5 * (len(os.sched_getaffinity(0)) - 1)) // 2)
     assert 1 <= roles["device-cpu"] <= 2  # two problems at a time
     assert len(forked) >= 10 and most <= 2 * (each + 3)  # and a device's process, and one that answers a question

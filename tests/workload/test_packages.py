@@ -267,6 +267,8 @@ def test_workers_import_with_the_arguments_and_from_the_folders_of_the_program(
         ("sys.argv.append('--other')", "SystemExit: 2; it wrote: usage: app.py .* arguments: --other", "settings"),
         ("os.remove('../lib/settings.py')", "ModuleNotFoundError: No module named 'settings'", "scaled"),
         ("open('../lib/settings.py', 'w').write('import sys\\n{}[1]')", "KeyError: 1", "settings"),
+        ("open('../lib/settings.py', 'w').write('open(\"gone\")')", ".*No such file or directory: 'gone'", "settings"),
+        ("open('../lib/settings.py', 'w').write('raise MemoryError')", "MemoryError", "settings"),
     ],
 )
 def test_an_imported_module_that_workers_cannot_load_is_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -139,6 +140,36 @@ def test_a_tuned_kernel_is_sent_with_the_object_that_holds_it(
     again = held.tuned if way == "held" else held.tuned["nested"][0]
     assert again.options.workload["reference"].func.__self__ is held, "the cycle is closed"
     assert reference.cache_identity() == LazyCallback(layer.reference).cache_identity()
+
+
+def plain(N: int, block: int = 64) -> Any:
+    return lazy().func(N, block)
+
+
+class Holder:
+    tuned: Any = None
+
+    def __call__(self, A: Any) -> Any:
+        return A * 2
+
+    def reference(self, A: Any) -> Any:
+        return A * 2
+
+
+@pytest.mark.parametrize(
+    "callback", [lambda h: h.reference, lambda h: h, lambda h: functools.partial(Holder.reference, h)]
+)
+@pytest.mark.parametrize("option", ["reference", "key"])
+def test_a_tuned_kernel_that_its_module_lacks_is_sent_with_callbacks_that_hold_it(
+    callback: Callable[[Holder], Any], option: str
+) -> None:
+    """The module has the function under the kernel's name."""
+    holder = Holder()
+    holder.tuned = atune.autotune(plain, space={"block": [64]}, **{option: callback(holder)}, **ON_CALL)
+    for again in (unpack(pack(holder.tuned)), pickle.loads(pickle.dumps(holder.tuned)), unpack(pack(holder)).tuned):
+        held = again.options.key if option == "key" else again.options.workload["reference"]
+        assert again.kernel is plain and held(1) == 2
+    assert unpack(pack(lambda A: (holder.tuned, A)))(1)[1] == 1
 
 
 def test_a_kernel_that_is_sent_is_compiled_at_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from atune.errors import AtuneError, UsageError
 from atune.frontends.cli.commands import SHOWN
 from atune.frontends.cli.main import show, show_set
 from atune.frontends.cli.output import print_lines, print_message, print_out, write
+from atune.frontends.run_options import LATEST
 from atune.journal.events import RunStarted
 from atune.journal.merge import merge
 from atune.journal.reader import follow, replay
@@ -35,7 +36,7 @@ from atune.workers.result_cache import ResultCache, run_name, stored_run
 from atune.workers.result_key import open_sizes, plain_dtypes
 from atune.workers.terminal import Interrupts
 
-LATEST, FINISHED = "latest", "finished"
+FINISHED = "finished"
 
 
 def find_journal(text: str) -> str:

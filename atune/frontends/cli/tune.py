@@ -30,10 +30,10 @@ from atune.frontends.cli.output import (
     report_error,
 )
 from atune.frontends.cli.preview import compile_only_command, dry_run_command
-from atune.frontends.cli.runs import LATEST, find_journal
+from atune.frontends.cli.runs import find_journal
 from atune.frontends.measure import MeasureResult, measure_many
 from atune.frontends.problems import Problems, parse_sizes
-from atune.frontends.run_options import TuneOptions
+from atune.frontends.run_options import LATEST, TuneOptions, journal_at
 from atune.frontends.tune_set import SetResult, read_set, tune_set
 from atune.frontends.tuner import RunPlan, tune
 from atune.journal.events import Event
@@ -75,10 +75,8 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    journal = ResultCache().new_path(Path(workload.path).stem) if arguments.journal is None else arguments.journal
-    if not journal:
-        raise UsageError("--journal: the path is empty: give a file")
-    journal = str(Path(journal))
+    name, given = Path(workload.path).stem, arguments.journal
+    journal = str(ResultCache().new_path(name) if given is None else journal_at(given))
     options = _options(arguments, journal)
     if os.path.isfile(journal) and os.path.getsize(journal):
         print_message(f"{journal} exists: if the journal records the same work, its run is resumed", kind="")
