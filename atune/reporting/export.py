@@ -263,7 +263,8 @@ def record_lines(record: Record, arch: str, result: Result | None = None) -> lis
     if result is None:
         return _lines([config, ("target", arch or "c"), *facts_of(record, arch)])
     header, measured = result.header, _first(result, record)
-    known = [("candidate", f"{record.index}: {record.status}"), config, ("key", printable(record.key))]
+    status = ", ".join(filter(None, (record.status, marks_of(result).get(record.index))))
+    known = [("candidate", f"{record.index}: {status}"), config, ("key", printable(record.key))]
     if record.same_as is not None:
         known.append(("same as", f"candidate {record.same_as}: the same code, compiled and measured once"))
     if record.message:
@@ -272,16 +273,18 @@ def record_lines(record: Record, arch: str, result: Result | None = None) -> lis
     first = None if measured is None else measured.timing
     for name, timing in (("final", record.timing), ("first", first)):
         if timing is not None and (name == "first" or timing is not first):
-            by = f"{timing.n_samples} samples by {printable(timing.method)} on device {printable(record.device)}"
-            known.append((name, f"{timing.latency_ms:.4g} ms, spread {timing.spread:.1%}, {by}"))
-            known.append(("  samples", printable(" ".join(f"{us:g}" for us in timing.samples_us)) + " µs"))
+            low, high = (f"{us / 1e3:.4g}" for us in (min(timing.samples_us), max(timing.samples_us)))
+            several = f"{timing.n_samples} samples from {low} to {high} ms" if timing.n_samples > 1 else "1 sample"
+            by = f"{several} by {printable(timing.method)}"
+            median = f"{timing.latency_ms:.4g} ms, spread {timing.spread:.1%}"
+            known.append((name, f"{median}, {by} on device {printable(record.device)}"))
     if measured is not None:
         error = "" if measured.max_error is None else f", largest difference {measured.max_error:.3g}"
         known.append(("outputs", f"correct{error}" if measured.checked else "not checked"))
     known += facts_of(record, arch, result.all_records)
     if record.facts is not None and header.origin:
         journal = shlex.quote(printable(str(result.journal)))
-        known.append(("source", f"atune explain {journal} {record.index} --source"))
+        known.append(("next", f"atune explain {journal} {record.index} --source"))
     lines = _lines(known)
     for name, text in (("printed", record.printed), ("written", record.detail)):
         if written := text.rstrip().splitlines():
