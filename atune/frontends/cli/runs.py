@@ -226,7 +226,9 @@ def watch_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         async for each in follow(arguments.journal):
             if each is not None:
                 progress.on_event(each)
-            elif not told and not is_written(Path(arguments.journal)):
+            elif not told and is_written(Path(arguments.journal)):
+                progress.tick()
+            elif not told:
                 told = True
                 print_message("no process on this machine is writing this journal; press Ctrl-C to leave", kind="")
 
