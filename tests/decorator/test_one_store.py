@@ -21,7 +21,7 @@ from atune.workers.result_cache import ResultCache
 
 
 @pytest.fixture(autouse=True)
-def folder_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATUNE_CACHE_DIR", str(tmp_path / "cache"))
 
 
