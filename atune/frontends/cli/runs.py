@@ -210,6 +210,8 @@ def record_at(result: Result, index: int | None) -> Record:
 
 
 def show_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    if is_set(Path(arguments.journal)) and arguments.index is None:
+        return replay_command(arguments, interrupts)
     result = replay(arguments.journal)
     facts = record_at(result, arguments.index), result.header.target.arch, result
     print_out(json.dumps(record_data(*facts)) if arguments.json else "\n".join(record_lines(*facts)))
