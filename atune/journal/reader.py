@@ -66,7 +66,7 @@ class JournalReader:
         self.whole_bytes = self._lines = self._values = 0
         yield from self.more()
         if not self.whole_bytes:
-            why = "its only line is incomplete" if self.torn_bytes else "it is empty"
+            why = "its only line is incomplete" if self.torn_bytes else "it is empty, or its run is still starting"
             raise JournalError(f"{self.path} is not a journal of atune: {why}")
 
     def more(self) -> Iterator[AnyEvent]:

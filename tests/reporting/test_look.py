@@ -144,7 +144,7 @@ def test_the_report_goes_next_to_the_journal_or_names_why_not(tmp_path: Path, ca
     shutil.copy(DATA, journal)
     assert main(["report", str(journal)]) == 0 and (tmp_path / "run.html").exists()
     assert main(["report", str(journal), "-o", str(tmp_path / "no" / "page.html")]) == 2
-    assert "No such file" in capsys.readouterr().err
+    assert "create it first" in capsys.readouterr().err
 
 
 def test_following_a_journal_that_grows_line_by_line_and_is_torn_on_the_way(
