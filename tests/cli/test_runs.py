@@ -231,6 +231,13 @@ def test_where_one_journal_is_wanted_a_set_names_its_own(set_folder: Path, comma
     assert damaged == f"  {set_folder / '0002.jsonl'}" and last == "  and 3 more"
 
 
+def test_a_run_of_one_problem_is_not_written_into_a_set(set_folder: Path, capsys: Any) -> None:
+    for journal in (str(set_folder), "latest"):
+        assert main(["tune", f"{__file__}:W", "--journal", journal]) == 2
+        said = f"--journal {set_folder} is the folder of a set: also give its problems with --arg or --problems"
+        assert said in capsys.readouterr().err
+
+
 def test_a_folder_without_journals_says_so(tmp_path: Path, capsys: Any) -> None:
     assert main(["show", str(tmp_path), "0"]) == 2
     assert f"{tmp_path} is a folder and not a journal: it has no *.jsonl file\n" in capsys.readouterr().err

@@ -78,6 +78,8 @@ def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Int
     journal = ResultCache().new_path(Path(workload.path).stem) if arguments.journal is None else arguments.journal
     if not journal:
         raise UsageError("--journal: the path is empty: give a file")
+    if is_set(Path(journal)):
+        raise UsageError(f"--journal {journal} is the folder of a set: also give its problems with --arg or --problems")
     journal = str(Path(journal))
     options = _options(arguments, journal)
     if os.path.isfile(journal) and os.path.getsize(journal):
