@@ -178,7 +178,9 @@ def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys:
     assert main(["show", str(bad)]) == 0
     assert "reason     gave wrong outputs: wrong" in capsys.readouterr().out
     assert main(["show", str(bad), "7"]) == 2
-    assert "has no candidate 7" in capsys.readouterr().err
+    assert "has no candidate 7;" in capsys.readouterr().err
+    assert main(["show", str(bad), "1"]) == 2
+    assert "has no outcome of candidate 1, which was not tried;" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("origin", ["toy.py:WORKLOAD", ""])

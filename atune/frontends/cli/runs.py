@@ -204,9 +204,11 @@ def record_at(result: Result, index: int | None) -> Record:
     record = next((record for record in result.all_records if record.index == index), None)
     if record is not None:
         return record
-    wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
+    lacks = "has no candidate that was measured or failed" if index is None else f"has no candidate {index}"
+    if index is not None and 0 <= index < result.total:
+        lacks = f"has no outcome of candidate {index}, which was not tried"
     journal = str(result.journal)
-    raise UsageError(f"{journal} has no {wanted}; to list its candidates: atune replay {shlex.quote(journal)} --table")
+    raise UsageError(f"{journal} {lacks}; to list its candidates: atune replay {shlex.quote(journal)} --table")
 
 
 def show_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
