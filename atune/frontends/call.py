@@ -398,6 +398,14 @@ class TunedCall:
         workload.key, workload.like_tilelang = self.key, self.options.like_tilelang
         return workload
 
+    @property
+    def unchecked(self) -> str:
+        """The reason that the tuning compares no outputs. Empty if it compares outputs, or if `check` is off."""
+        if not self.call.plan.settings.benchmark.check or self.workload.reference or self.workload.check:
+            return ""
+        give = "ref_prog=" if self.options.like_tilelang else "reference="
+        return f"the kernel has no reference and no check, so a wrong kernel may win. Give {give}"
+
     @functools.cached_property
     def work(self) -> CachedWork:
         """The workload, its plan, and its key in the result cache."""

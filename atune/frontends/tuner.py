@@ -330,6 +330,7 @@ class Tuner:
             with self._listeners.ending():
                 if self._progress:
                     with Progress(budget=self._settings.budget, since=time.time(), seldom=self._seldom) as progress:
+                        self._tasks.start_soon(_tick, progress)
                         await self._record((self._listeners, progress.on_event))
                 else:
                     await self._record((self._listeners,))
@@ -446,6 +447,12 @@ class Tuner:
         self._cache.discard(copy)
         with suppress(OSError):
             os.utime(journal)
+
+
+async def _tick(progress: Progress) -> None:
+    while True:
+        await anyio.sleep(1)
+        progress.tick()
 
 
 async def _end_journal(recorder: Recorder, reason: str) -> None:

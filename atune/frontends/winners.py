@@ -134,7 +134,10 @@ class Winners:
                 f"a task of this thread's event loop is tuning {self._name}, and waiting here would block that "
                 "task. Before the call, await tune_async(…) with the same arguments"
             )
-        run_blocking(self._once, call, call.problem_text in known, False)
+        before = len(self._settled)
+        _, mine = run_blocking(self._once, call, call.problem_text in known, False)
+        if mine and not before and call.unchecked:
+            warn_caller(f"{self._name}: the outputs were not checked: {call.unchecked}", RuntimeWarning)
         return self.find(call, on_miss)
 
     def _picked(self, call: TunedCall) -> Winner | None:

@@ -113,6 +113,8 @@ def _check_same_work(paths: Sequence[str], states: Sequence[State]) -> None:
             "target": "target",
             "space": "space",
         }
+        if first.arguments != other.arguments:
+            del parts["kernel, reference or check"]  # the fingerprint covers the arguments
         if wrong := [part for part, name in parts.items() if getattr(first, name) != getattr(other, name)]:
             raise JournalError(
                 f"{path} cannot be merged with {paths[0]}, because it records other work: another {', '.join(wrong)}"

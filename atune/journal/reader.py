@@ -12,6 +12,7 @@ import os
 import re
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
@@ -22,8 +23,11 @@ from atune.errors import JournalError
 from atune.journal.events import SCHEMA, AnyEvent, Found, RunFinished, RunInterrupted, RunStarted, decode
 from atune.journal.result import Result
 from atune.journal.state import State, ended_by, finished, recorded_budget
+from atune.model.candidate import describe_config
 from atune.model.folders import cache_folder, is_cached, regular_file
 
+NAMED_JOURNALS = 10
+"""The largest number of journals that the message for a folder names."""
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """The largest size of a line in bytes. No event is larger, and a decoded line takes many times as much memory."""
 MAX_DEPTH = 64
@@ -62,7 +66,7 @@ class JournalReader:
         self.whole_bytes = self._lines = self._values = 0
         yield from self.more()
         if not self.whole_bytes:
-            why = "its only line is incomplete" if self.torn_bytes else "it is empty"
+            why = "its only line is incomplete" if self.torn_bytes else "it is empty, or its run is still starting"
             raise JournalError(f"{self.path} is not a journal of atune: {why}")
 
     def more(self) -> Iterator[AnyEvent]:
@@ -92,8 +96,8 @@ class JournalReader:
                     yield event
                     line = following
         except IsADirectoryError as error:
-            inside = "".join(f", such as {file}" for file in sorted(Path(self.path).glob("*.jsonl"))[:1])
-            raise JournalError(f"{self.path} is a folder and not a journal: give a journal in it{inside}") from error
+            why = f"{self.path} is a folder and not a journal: {_inside(Path(self.path))}"
+            raise JournalError(why) from error
         except OSError as error:
             raise cannot("read", self.path, error) from error
 
@@ -137,6 +141,19 @@ class JournalReader:
         if number == 1 and self.path.endswith((".gz", ".xz", ".bz2", ".zst")):
             why = "the file is compressed: unpack it first"
         return JournalError(f"{self.path}, line {number}: {why}{_how_to_keep(number)}")
+
+
+def _inside(folder: Path) -> str:
+    """Return text that says which journals a folder has, with a line for each of the first journals."""
+    journals, lines = sorted(folder.glob("*.jsonl")), ["give a journal in it, such as"]
+    for path in journals[:NAMED_JOURNALS]:
+        header = None
+        with suppress(JournalError):  # the journal is damaged
+            header = next(iter(JournalReader(path)), None)
+        problem = describe_config(header.arguments) if isinstance(header, RunStarted) else ""
+        lines.append(f"{path}  {problem}".rstrip())
+    more = len(journals) - NAMED_JOURNALS
+    return "\n  ".join([*lines, f"and {more} more"] if more > 0 else lines) if journals else "it has no *.jsonl file"
 
 
 def _how_to_keep(number: int) -> str:

@@ -274,6 +274,9 @@ def write_output(path: str, data: bytes) -> None:
         with whole_file(Path(real)) as part:
             _write_synced(part, [data])
             os.chmod(part, stat.S_IMODE(mode))
+    except FileNotFoundError as error:
+        folder = os.path.dirname(os.path.abspath(path))
+        raise UsageError(f"cannot write {path}: there is no folder {folder}; create it first") from error
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -6,8 +6,9 @@ import csv
 import io
 import json
 import shlex
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from atune.errors import UsageError
 from atune.journal.reader import replay
 from atune.journal.result import Record, Result
+from atune.journal.set_folder import journals_in
 from atune.model.artifact import what_failed
 from atune.model.candidate import describe_config, printable
 from atune.model.device import Occupancy, occupancy_of
@@ -26,13 +28,15 @@ FORMATS = ("csv", "json")
 
 
 def export(journal: str | Path, to: str) -> bytes:
-    """Return the journal's records in the format `to`: ``csv`` or ``json``.
+    """Return the journal's records in the format `to`: ``csv`` or ``json``. `journal` may also be the folder of a set.
 
     Raises `UsageError` for another format, and `JournalError` if the journal cannot be read.
     """
     if to not in FORMATS:
         raise UsageError(f"--to {to}: unknown format; give {' or '.join(FORMATS)}")
-    table = rows(replay(journal))
+    path = Path(journal)
+    results = map(replay, journals_in(path) or [path])
+    table = [_columns("problem", r.header.arguments if path.is_dir() else {}) | row for r in results for row in rows(r)]
     return _csv(table) if to == "csv" else f"{json.dumps(table, indent=1)}\n".encode()
 
 
@@ -65,13 +69,16 @@ def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[s
             "occupancy_blocks": getattr(occupancy(record, arch), "blocks", None),
             "fragment_registers": getattr(layouts, "registers", None),
             **_fields(layouts, "redundant"),
-            **{
-                f"config.{n}": v if isinstance(v, str | int | float | None) else json.dumps(v)
-                for n, v in record.config.items()
-            },
+            **_columns("config", record.config),
         }
 
     return [row(record) for record in (result.all_records if records is None else records)]
+
+
+def _columns(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns ``kind.NAME`` for `values`. A value that is not plain becomes JSON text."""
+    plain = (str, int, float, NoneType)
+    return {f"{kind}.{n}": v if isinstance(v, plain) else json.dumps(v) for n, v in values.items()}
 
 
 def _fields(part: object, *names: str) -> dict[str, Any]:
@@ -263,7 +270,8 @@ def record_lines(record: Record, arch: str, result: Result | None = None) -> lis
     if result is None:
         return _lines([config, ("target", arch or "c"), *facts_of(record, arch)])
     header, measured = result.header, _first(result, record)
-    known = [("candidate", f"{record.index}: {record.status}"), config, ("key", printable(record.key))]
+    status = ", ".join(filter(None, (record.status, marks_of(result).get(record.index))))
+    known = [("candidate", f"{record.index}: {status}"), config, ("key", printable(record.key))]
     if record.same_as is not None:
         known.append(("same as", f"candidate {record.same_as}: the same code, compiled and measured once"))
     if record.message:
@@ -272,16 +280,18 @@ def record_lines(record: Record, arch: str, result: Result | None = None) -> lis
     first = None if measured is None else measured.timing
     for name, timing in (("final", record.timing), ("first", first)):
         if timing is not None and (name == "first" or timing is not first):
-            by = f"{timing.n_samples} samples by {printable(timing.method)} on device {printable(record.device)}"
-            known.append((name, f"{timing.latency_ms:.4g} ms, spread {timing.spread:.1%}, {by}"))
-            known.append(("  samples", printable(" ".join(f"{us:g}" for us in timing.samples_us)) + " µs"))
+            low, high = (f"{us / 1e3:.4g}" for us in (min(timing.samples_us), max(timing.samples_us)))
+            several = f"{timing.n_samples} samples from {low} to {high} ms" if timing.n_samples > 1 else "1 sample"
+            by = f"{several} by {printable(timing.method)}"
+            median = f"{timing.latency_ms:.4g} ms, spread {timing.spread:.1%}"
+            known.append((name, f"{median}, {by} on device {printable(record.device)}"))
     if measured is not None:
         error = "" if measured.max_error is None else f", largest difference {measured.max_error:.3g}"
         known.append(("outputs", f"correct{error}" if measured.checked else "not checked"))
     known += facts_of(record, arch, result.all_records)
     if record.facts is not None and header.origin:
         journal = shlex.quote(printable(str(result.journal)))
-        known.append(("source", f"atune explain {journal} {record.index} --source"))
+        known.append(("next", f"atune explain {journal} {record.index} --source"))
     lines = _lines(known)
     for name, text in (("printed", record.printed), ("written", record.detail)):
         if written := text.rstrip().splitlines():

@@ -7,11 +7,21 @@ import shutil
 import sys
 import textwrap
 import threading
+import time
 from contextlib import suppress
 from typing import Self, TextIO
 
-from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
-from atune.journal.state import State, Status, recorded_budget
+from atune.journal.events import (
+    BenchmarkStarted,
+    Event,
+    FinalOrdered,
+    FinalStarted,
+    RunFinished,
+    RunInterrupted,
+    RunStarted,
+    Warned,
+)
+from atune.journal.state import State, Status, header_in, recorded_budget
 from atune.model.candidate import Config, describe_config, printable
 from atune.model.settings import Budget
 from atune.reporting.text import Output, shown
@@ -38,7 +48,8 @@ class Progress:
         self._budget, self._as_recorded = budget or Budget(), budget is None
         self.state = State()
         self._since, self._begun = since, False
-        self._mono = self._started_mono = 0.0
+        self._mono = self._started_mono = self._event_time = 0.0
+        self._measured_since: dict[int, float] = {}
         self._shown_mono = min(0.0, INTERVAL_S - self._interval_s)
         self._shown = self._final = ""
         self._on_terminal, self._rows = False, 0
@@ -57,11 +68,14 @@ class Progress:
             _ON_SCREEN.release()
         elif self._begun and not self._seldom:
             self._show()
+        self._begun = False
 
     def on_event(self, event: Event) -> None:
         """Take an event into account. If the interval has passed, also update the display."""
         self.state.apply(event)
-        self._mono = event.mono
+        self._mono, self._event_time = event.mono, event.time
+        if isinstance(event, BenchmarkStarted):
+            self._measured_since[event.index] = event.mono
         if isinstance(event, RunStarted):
             self._started_mono = event.mono  # before this event, the time went into imports
             if self._as_recorded:
@@ -73,11 +87,20 @@ class Progress:
             self._write(f"warning: {printable(event.message)}", stays=True)
         if isinstance(event, FinalStarted | FinalOrdered):
             self._final = f"final of {len(event.indices)}" if isinstance(event, FinalStarted) else ""
+        self._show_if_due(at_once=isinstance(event, SHOWN_AT_ONCE) and not self._seldom)
+
+    def tick(self) -> None:
+        """Update the display if the interval has passed without an event, for example because a candidate hangs."""
+        if self._begun:
+            now = time.time()
+            self._mono, self._event_time = self._mono + max(0.0, now - self._event_time), now
+            self._show_if_due()
+
+    def _show_if_due(self, *, at_once: bool = False) -> None:
         # Not at every event: thousands may come per second.
         interval_s = 0.1 if self._on_terminal else self._interval_s
-        at_once = isinstance(event, SHOWN_AT_ONCE) and not self._seldom
-        if event.mono - self._shown_mono >= interval_s or at_once:
-            self._shown_mono = event.mono
+        if self._mono - self._shown_mono >= interval_s or at_once:
+            self._shown_mono = self._mono
             self._show()
 
     @property
@@ -114,9 +137,19 @@ class Progress:
         config: Config = self.state.entry(index).config
         return f"best {latency_ms:.4g} ms (first timing): {describe_config(config)}"
 
+    @property
+    def slow(self) -> str:
+        """A text about the candidate that is being measured for the longest time. Empty if no candidate is slow."""
+        index = next(iter(self.state.measuring), None)
+        took_s = 0.0 if index is None else self._mono - self._measured_since.get(index, self._mono)
+        limit_s = header_in(self.state).settings.get("benchmark", {}).get("benchmark_timeout_s")
+        if took_s < INTERVAL_S or not isinstance(limit_s, float | int):
+            return ""
+        return f"candidate {index} has run for {duration(min(took_s, limit_s))} of at most {duration(limit_s)}"
+
     def _show(self) -> None:
         state, counts = self.state, self.state.counts
-        left = f", about {duration(self.left_s)} left" if self.left_s else ""
+        left = f", about {duration(self.left_s)} left" if self.left_s and not self.slow else ""
         done = [
             f"{state.built}/{self.total} compiled",
             f"{self.measured}/{max(self.measured, self.total - counts['duplicate'] - state.unbuilt)} measured",
@@ -124,10 +157,11 @@ class Progress:
         ]
         done += [counted(counts[status], status) for status in _NOT_COMPILED if counts[status]]
         best = self.best or ("nothing works so far" if self.measured else "nothing measured yet")
-        text = "; ".join(filter(None, [", ".join(done), self._final, best]))
-        if text != self._shown:
-            self._shown = text
-            self._write(f"[{duration(self._mono)}{left}] {text}")
+        text = "; ".join(filter(None, [", ".join(done), self._final, self.slow, best]))
+        line = f"[{duration(self._mono)}{left}] {text}"
+        if (changed := line if self._on_terminal else text) != self._shown:
+            self._shown = changed
+            self._write(line)
 
     def _write(self, text: str, stays: bool = False) -> None:
         """Write a line. A terminal shows up to `LINES` rows of it. If `stays` is false, the next line replaces it."""

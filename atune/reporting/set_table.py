@@ -76,7 +76,9 @@ def _sums(rows: Sequence[TunedProblem]) -> list[Line]:
         lines.append(Line(f"unfinished {text}", "attention"))
     for row in rows:
         if not (row.won or row.unfinished):
-            lines.append(Line(f"failed     {row.problem}: {reason_of(row)}", "attention"))
+            shows = row.result is not None and row.result.failed and row.result.journal
+            full = f"; full output: atune show {shlex.quote(printable(shows))}" if shows else ""
+            lines.append(Line(f"failed     {row.problem}: {reason_of(row)}{full}", "attention"))
     said = {result.about_default for result in tried if result.best is None}  # the lines above say this
     warnings = dict.fromkeys(text for result in tried for text in result.warnings if text not in said)
     return lines + [Line(f"warning    {printable(text)}", "attention") for text in warnings]
@@ -102,7 +104,7 @@ def _shared(won: Sequence[TunedProblem]) -> list[Line]:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
+    return f"{float(f'{100 * share:.2g}'):g} %"  # two digits, without an exponent
 
 
 def set_data(rows: Sequence[TunedProblem], folder: Path) -> dict[str, Any]:

@@ -16,10 +16,20 @@ from atune.errors import UsageError
 from atune.journal.reader import replay
 from atune.journal.result import Ratio, Record, Result
 from atune.journal.set_folder import TunedProblem, journals_in
-from atune.model.candidate import Config, config_key, describe_config, distance, is_size, printable, with_tuples
+from atune.model.candidate import (
+    Config,
+    config_key,
+    describe_config,
+    distance,
+    is_size,
+    printable,
+    shortened,
+    with_tuples,
+)
 from atune.model.measurement import median_interval
 from atune.model.space import Space
 from atune.reporting.export import aligned
+from atune.reporting.summary import LINE_CHARACTERS
 
 MAX_REGRET = 0.03
 """The largest regret that a cover allows by default."""
@@ -338,8 +348,11 @@ def _row(pair: ComparedProblem) -> tuple[str, ...]:
     before, after = ("none" if config is None else describe_config(config) for config in (pair.before, pair.after))
     winner = after if before == after else f"{after} (was {before})"
     winner += "; other bits" if pair.same_bits is False else ""
-    problem = printable(f"{pair.kernel} {describe_config(pair.problem)}".rstrip())
-    return problem, *latencies, ratio, "slower" if pair.slower else "", winner
+    return _named(pair.kernel, pair.problem), *latencies, ratio, "slower" if pair.slower else "", winner
+
+
+def _named(kernel: str, problem: Mapping[str, Any]) -> str:
+    return printable(f"{kernel} {describe_config(dict(problem))}".rstrip())
 
 
 def compare(before: Results, after: Results, *, fail_over: float = 0.02) -> Comparison:
@@ -356,8 +369,10 @@ def compare(before: Results, after: Results, *, fail_over: float = 0.02) -> Comp
     earlier, later = _latest(before), _latest(after)
     both = [key for key in earlier if key in later]
     if not both:
-        first, second = (", ".join(sorted({" ".join(key) for key in side})) for side in (earlier, later))
-        raise UsageError(f"no problem is in both sets: {first} before, {second} after")
+        headers = [[result.header for result in side.values()] for side in (earlier, later)]
+        names = ["; ".join(_named(header.workload, header.arguments) for header in side) for side in headers]
+        first, second = (shortened(text, LINE_CHARACTERS) for text in names)
+        raise UsageError(f"no problem is in both sets:\n  before: {first}\n  after: {second}")
     changed: dict[str, None] = {}
     for old, new in ((_setup(earlier[key]), _setup(later[key])) for key in both):
         differ = (name for name in {**old, **new} if old.get(name) != new.get(name))

@@ -451,5 +451,5 @@ def why_unchecked(result: Result) -> str:
     asked = result.header.settings.get("benchmark", {}).get("check")
     if asked is True:
         why = "the workload has no reference and no check, or its outputs are empty, so a wrong kernel may win"
-        return f"{why}; pass Workload(…, reference=…), or tune a larger problem"
+        return f"{why}; give a reference, or tune a larger problem"
     return "the check was switched off (--skip-check)" if asked is False else ""

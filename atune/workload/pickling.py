@@ -210,7 +210,8 @@ def chosen(ref: FileRef) -> FileRef:
         return ref
     there = _workloads_of(run_file(ref.path))
     if not there:
-        raise NoSuchWorkload(f"{ref.path} has no atune.Workload at its top level")
+        what = f"{ref.path} has no atune.Workload at its top level"
+        raise NoSuchWorkload(f"{what}: give a workload a name there, such as WORKLOAD = atune.Workload(…)")
     if len(there) > 1 and PREFERRED not in there:
         ways = "".join(f"\n  {ref.typed}:{name}" for name in there)
         raise NoSuchWorkload(f"{ref.path} has {len(there)} workloads; choose one:{ways}")

@@ -323,8 +323,9 @@ class ConfigCheck:
         if both := sorted(names & arguments.keys()):
             raise SpaceError(f"{where}: {both[0]!r} is both an axis and a problem argument; give it in one place")
         if missing := sorted(self._required - names - arguments.keys()):
+            lacks = f"lacks {', '.join(map(repr, missing))}, which the kernel needs"
             raise ArgumentMissing(
-                f"{where}: {config} lacks {missing[0]!r}, which the kernel needs; add it to the config or to arguments"
+                f"{where}: {config} {lacks}; add {'them' if missing[1:] else 'it'} to the config or to arguments"
             )
 
     def given_default(self, config: Mapping[str, Any]) -> Config:

@@ -107,7 +107,8 @@ def test_an_empty_choice_is_refused(
 
 
 def test_mistakes(cache: ResultCache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot write" in printed(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
+    nowhere = printed(capsys, "export", "-o", str(tmp_path / "none" / "x"), status=2)
+    assert f"x: there is no folder {tmp_path / 'none'}; create it first" in nowhere
     for chosen in (("--kernel", "nope"), ("--key", "zz")):
         told = printed(capsys, "export", *chosen, "-o", str(tmp_path / "x"), status=2)
         assert "the result cache has no result for this kernel or key: atune cache ls lists all results" in told

@@ -168,7 +168,8 @@ def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys:
     path = write(tmp_path / "good", good.events)
     assert main(["show", str(path)]) == 0
     text = capsys.readouterr().out
-    assert "candidate  1: measured" in text and "samples  2000 4000 µs" in text and "final      3 ms" in text
+    assert "candidate  1: measured, winner\n" in text and "final      3 ms, spread 0.0%, 1 sample by perf" in text
+    assert "first      3 ms, spread 50.0%, 2 samples from 2 to 4 ms by perf" in text and "2000" not in text
     assert main(["show", str(path), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["index"] == 1 and data["timing"]["latency_ms"] == 3
@@ -177,7 +178,9 @@ def test_show_takes_the_winner_or_else_the_first_failure(tmp_path: Path, capsys:
     assert main(["show", str(bad)]) == 0
     assert "reason     gave wrong outputs: wrong" in capsys.readouterr().out
     assert main(["show", str(bad), "7"]) == 2
-    assert "has no candidate 7" in capsys.readouterr().err
+    assert "has no candidate 7;" in capsys.readouterr().err
+    assert main(["show", str(bad), "1"]) == 2
+    assert "has no outcome of candidate 1, which was not tried;" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("origin", ["toy.py:WORKLOAD", ""])
@@ -189,7 +192,7 @@ def test_a_candidate_is_explained_where_the_journal_names_a_file(
     stream.events[0] = msgspec.structs.replace(stream.events[0], origin=origin)
     path = write(tmp_path / "j", stream.events)
     assert main(["show", str(path)]) == 0
-    assert (f"source     atune explain {path} 0 --source" in capsys.readouterr().out) is bool(origin)
+    assert (f"next       atune explain {path} 0 --source" in capsys.readouterr().out) is bool(origin)
     if not origin:
         assert main(["explain", str(path), "0"]) == 2
         printed = "does not name the file of its workload: give workload= (--workload FILE.py:NAME)"

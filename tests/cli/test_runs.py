@@ -219,8 +219,36 @@ def test_an_interrupted_set_says_how_it_goes_on(set_folder: Path, capsys: Any) -
     assert shown[-1] == f"next       tune the set again with journal={set_folder}"
 
 
-@pytest.mark.parametrize("command", ["show", "explain", "watch"])
-def test_where_one_journal_is_wanted_a_set_names_one(set_folder: Path, command: str, capsys: Any) -> None:
-    assert main([command, NAME]) == 2
-    why = f"is a folder and not a journal: give a journal in it, such as {set_folder / '0000.jsonl'}"
-    assert why in capsys.readouterr().err
+@pytest.mark.parametrize("command", [["show", NAME, "0"], ["explain", NAME], ["watch", NAME], ["merge", NAME]])
+def test_where_one_journal_is_wanted_a_set_names_its_own(set_folder: Path, command: list[str], capsys: Any) -> None:
+    (set_folder / "0002.jsonl").write_text("damaged\n\n")
+    for number in range(3, 13):
+        (set_folder / f"{number:04}.jsonl").touch()
+    assert main(command) == 2
+    why, first, second, damaged, *_, last = capsys.readouterr().err.splitlines()
+    assert why == f"atune: error: {set_folder} is a folder and not a journal: give a journal in it, such as"
+    assert first == f"  {set_folder / '0000.jsonl'}  N=64" and second == f"  {set_folder / '0001.jsonl'}  N=64"
+    assert damaged == f"  {set_folder / '0002.jsonl'}" and last == "  and 3 more"
+
+
+def test_a_run_of_one_problem_is_not_written_into_a_set(set_folder: Path, capsys: Any) -> None:
+    for journal in (str(set_folder), "latest"):
+        assert main(["tune", f"{__file__}:W", "--journal", journal]) == 2
+        said = f"--journal {set_folder} is the folder of a set: also give its problems with --arg or --problems"
+        assert said in capsys.readouterr().err
+
+
+def test_a_folder_without_journals_says_so(tmp_path: Path, capsys: Any) -> None:
+    assert main(["show", str(tmp_path), "0"]) == 2
+    assert f"{tmp_path} is a folder and not a journal: it has no *.jsonl file\n" in capsys.readouterr().err
+
+
+def test_a_set_is_shown_as_its_table_and_exported_with_its_problems(set_folder: Path, capsys: Any) -> None:
+    main(["replay", NAME])
+    table = capsys.readouterr().out
+    assert main(["show", NAME]) == 1 and capsys.readouterr().out == table
+    assert main(["export", NAME, "--to", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["problem.N"] for row in rows} == {64} and {row["config.block"] for row in rows} >= {0}
+    assert main(["export", str(set_folder / "0000.jsonl"), "--to", "json"]) == 0
+    assert "problem.N" not in json.loads(capsys.readouterr().out)[0]

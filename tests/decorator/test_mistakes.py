@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
-from decorated import shift, shift_any
+from decorated import doubled, shift, shift_any
+from drop_in_tuners import lazy
 
 import atune
 from atune.errors import UsageError, WorkloadError
@@ -210,3 +212,23 @@ def test_tuning_takes_what_tune_takes_and_refuses_what_it_refuses(tmp_path: Path
     kernel = atune.autotune(shift, space={"block": [16]}, tune_on=lambda A, **_: {"block": 16}, cache=tmp_path)
     with pytest.raises(UsageError, match="'block' is given by tune_on, so nothing is tuned; leave this argument to"):
         kernel(torch.zeros(64))
+
+
+def test_a_kernel_that_nothing_checks_is_said_once_at_the_call(tuned: Any, engine: Any) -> None:
+    """Not where its outputs are compared, nor where the check was switched off."""
+    plain, dropped = tuned(), lazy()
+    for asked, give in (
+        (lambda n: plain.best_config(n), "reference="),
+        (lambda n: dropped.winners.find(dropped.call_of((n,), {}).tuned), "ref_prog="),
+    ):
+        with pytest.warns(RuntimeWarning) as warned:
+            asked(64), asked(64), asked(128)
+        why = "the outputs were not checked: the kernel has no reference and no check, so a wrong kernel may win"
+        assert [str(one.message) for one in warned] == [f"scale{'d' * (give == 'ref_prog=')}: {why}. Give {give}"]
+        assert warned[0].filename == __file__
+    with warnings.catch_warnings(action="error"):
+        for options in ({"reference": doubled}, {"check": lambda *_: None}, {"tuning": {"check": False}}):
+            assert tuned(**options).best_config(32)
+        for profile in ({"ref_prog": doubled}, {"manual_check_prog": lambda _: None}, {"skip_check": True}):
+            other = lazy(**profile)
+            assert other.winners.find(other.call_of((32,), {}).tuned)

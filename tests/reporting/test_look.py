@@ -18,6 +18,7 @@ import pytest
 from event_streams import Stream, write
 from fake_runs import copying, cut, of_kind, proposed
 from processes import environment
+from synthetic import stream_of
 
 from atune.engine.strategy import FixedOrder
 from atune.errors import JournalError, UsageError
@@ -83,6 +84,9 @@ def test_other_work_is_not_merged(tmp_path: Path) -> None:
     anyio.run(lambda: tune(machine=FakeMachine(11), journal=tmp_path / "3"))
     with pytest.raises(JournalError, match="another space"):
         merge([one, tmp_path / "3"])
+    sizes = [write(tmp_path / n, stream_of({"n": n}, {0: [1.0]}, fingerprint=n).events) for n in ("5", "6")]
+    with pytest.raises(JournalError, match=r"other work: another problem$"):  # the fingerprint covers the problem
+        merge(sizes)
     with pytest.raises(UsageError, match="give a list of paths of journals"):
         merge(str(one))  # type: ignore[arg-type]
 
@@ -144,7 +148,7 @@ def test_the_report_goes_next_to_the_journal_or_names_why_not(tmp_path: Path, ca
     shutil.copy(DATA, journal)
     assert main(["report", str(journal)]) == 0 and (tmp_path / "run.html").exists()
     assert main(["report", str(journal), "-o", str(tmp_path / "no" / "page.html")]) == 2
-    assert "No such file" in capsys.readouterr().err
+    assert "create it first" in capsys.readouterr().err
 
 
 def test_following_a_journal_that_grows_line_by_line_and_is_torn_on_the_way(

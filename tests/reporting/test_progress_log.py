@@ -7,12 +7,13 @@ import logging
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 from event_streams import Stream
 from processes import environment
 
-from atune.journal.events import FinalStarted, RunResumed, Warned
+from atune.journal.events import BenchmarkStarted, FinalStarted, RunResumed, Warned
 from atune.model.settings import Budget
 from atune.reporting.log import stream_logger
 from atune.reporting.progress import Progress
@@ -72,6 +73,38 @@ def test_totals_follow_the_budget_and_what_needs_no_measuring() -> None:
         for event in stream.events:
             progress.on_event(event)
         assert progress.left_s == 0.0
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_while_a_candidate_hangs_its_deadline_is_shown_and_no_time_left(
+    kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No event comes meanwhile. Afterwards the time left is estimated again."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    stream = Stream(total=9, benchmark={"benchmark_timeout_s": 60}).candidate(0, 1.0).candidate(1, 1.0)
+    for index in (2, 3):
+        stream.add(BenchmarkStarted, index=index, device=f"gpu-{index}")
+    out, later_s = kind(), iter([3.0, 20.0, 80.0])
+    with Progress(out) as progress:
+        for event in stream.events:
+            progress.on_event(event)
+        monkeypatch.setattr(time, "time", lambda: stream.events[-1].time + next(later_s))
+        ticked = []
+        for _ in range(3):
+            before = len(out.getvalue())
+            progress.tick()
+            ticked.append(out.getvalue()[before:])
+        assert ("left" in ticked[0]) is (kind is Terminal)  # elsewhere, 5 s have not passed
+        assert "[21 s] " in ticked[1] and "0 failed; candidate 2 has run for 20 s of at most 1 min 00 s" in ticked[1]
+        assert "candidate 2 has run for 1 min 00 s of at most 1 min 00 s" in ticked[2]
+        stream.mono, stream.step_s = 90.0, 10.0
+        for event in stream.measured(2, 1.0).measured(3, 1.0).events[-2:]:
+            progress.on_event(event)
+        assert "left" in out.getvalue()[before + len(ticked[2]) :]
+    shown = len(out.getvalue())
+    progress.tick()
+    assert len(out.getvalue()) == shown
 
 
 def test_what_failed_does_not_count_as_compiled() -> None:

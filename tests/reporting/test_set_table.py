@@ -66,9 +66,9 @@ def test_page_and_screen_say_the_same_of_cover_and_rule(tmp_path: Path) -> None:
     page, found = set_report(folder), read_set(folder)
     assert len(found.cover().configs) == 2
     few, rule, shown = found.cover(), found.rule(), str(found)
-    assert rule.regret is not None and rule.worst_regret is not None
     worst, left = f"{100 * few.worst_regret:.2g} %", f"with each of {rule.tested} problems left out in turn"
-    regret = f"{100 * rule.regret:.2g} % slower on average, {100 * rule.worst_regret:.2g} % at worst"
+    regret = "50 % slower on average, 400 % at worst"
+    assert (rule.regret, rule.worst_regret) == (pytest.approx(0.5, abs=0.01), pytest.approx(4.0, abs=0.1))
     for text in (
         f"{len(few.configs)} configurations serve all problems, at most {worst} slower than the winners (chosen",
         f"other problems use the nearest problem's winner; {left}, that winner is {regret}",
@@ -77,6 +77,12 @@ def test_page_and_screen_say_the_same_of_cover_and_rule(tmp_path: Path) -> None:
         assert text in shown and text in without_script(page)
         assert any(text in item for item in parts_of(page)["list"]["items"])
     assert [row[0] for row in cells(page)] == [str(row.problem) for row in found]
+
+
+def test_a_problem_that_failed_names_its_journal(tmp_path: Path) -> None:
+    folder = made(tmp_path / "s", [*THREE, ({"M": 8, "N": 8}, {1: []})])
+    failed = "failed     M=8, N=8: no candidate worked: 1 gave wrong outputs: wrong; full output: atune show"
+    assert f"{failed} {folder / '0003.jsonl'}" in str(read_set(folder)).splitlines()
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"has no 'TALLL'; it has TALL, FLAT \(did you mean 'TALL'\?\)"):
         load(parse_file_ref(f"{file}:TALLL"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(WorkloadError, match=r"work.py has no atune.Workload at its top level"):
+    with pytest.raises(WorkloadError, match=r"no atune.Workload at its top level: give .* WORKLOAD = atune"):
         load(parse_file_ref(written(tmp_path / "empty", "")))
 
 

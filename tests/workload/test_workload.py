@@ -137,6 +137,7 @@ def problem(space: Any, **options: Any) -> Any:
     ("make", "message"),
     [
         (lambda: problem([{"N": 1}, {"block": 2}], arguments={}), "config 1: {'block': 2} lacks 'N'"),
+        (lambda: describing(lambda M, N: None, [{}]), "{} lacks 'M', 'N', which the kernel needs; add them to the"),
         (lambda: problem(Space(N=[1])), "'N' is both an axis and a problem argument; give it in one place"),
         (lambda: problem(Space(block=[1, 1])), "{'block': 1} occurs twice, first as config 0"),
         (lambda: problem(Space(block=[1]), arguments={"N": len}), "argument 'N': <built-in function len>"),

@@ -205,12 +205,16 @@ def record_at(result: Result, index: int | None) -> Record:
     record = next((record for record in result.all_records if record.index == index), None)
     if record is not None:
         return record
-    wanted = "candidate that was measured or failed" if index is None else f"candidate {index}"
+    lacks = "has no candidate that was measured or failed" if index is None else f"has no candidate {index}"
+    if index is not None and 0 <= index < result.total:
+        lacks = f"has no outcome of candidate {index}, which was not tried"
     journal = str(result.journal)
-    raise UsageError(f"{journal} has no {wanted}; to list its candidates: atune replay {shlex.quote(journal)} --table")
+    raise UsageError(f"{journal} {lacks}; to list its candidates: atune replay {shlex.quote(journal)} --table")
 
 
 def show_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
+    if is_set(Path(arguments.journal)) and arguments.index is None:
+        return replay_command(arguments, interrupts)
     result = replay(arguments.journal)
     facts = record_at(result, arguments.index), result.header.target.arch, result
     print_out(json.dumps(record_data(*facts)) if arguments.json else "\n".join(record_lines(*facts)))
@@ -227,7 +231,9 @@ def watch_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
         async for each in follow(arguments.journal):
             if each is not None:
                 progress.on_event(each)
-            elif not told and not is_written(Path(arguments.journal)):
+            elif not told and is_written(Path(arguments.journal)):
+                progress.tick()
+            elif not told:
                 told = True
                 print_message("no process on this machine is writing this journal; press Ctrl-C to leave", kind="")
 

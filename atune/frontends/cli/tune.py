@@ -77,6 +77,8 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
 def _tune_once(workload: FileRef, arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     name, given = Path(workload.path).stem, arguments.journal
     journal = str(ResultCache().new_path(name) if given is None else journal_at(given))
+    if is_set(Path(journal)):
+        raise UsageError(f"--journal {journal} is the folder of a set: also give its problems with --arg or --problems")
     options = _options(arguments, journal)
     if os.path.isfile(journal) and os.path.getsize(journal):
         print_message(f"{journal} exists: if the journal records the same work, its run is resumed", kind="")

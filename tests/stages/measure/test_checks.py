@@ -160,6 +160,19 @@ def test_a_mismatch_says_where_and_how_much() -> None:
     assert compared(made("float32"), made("float32")) is None, "nothing differs where there is nothing"
 
 
+def test_a_mismatch_names_a_coarse_reference_and_the_elements_that_were_never_written() -> None:
+    def one_row(x: torch.Tensor, out: torch.Tensor) -> None:
+        out[0] = x[0] * 2 + 9
+
+    wrong = judge(workload(reference=lambda x: (x * 2.1).half()), double, X, X)
+    assert wrong is not None and "the reference returns float16, which is less precise than the output's float32" in (
+        wrong.message
+    )
+    wrong = judge(workload(reference=lambda x: x.double() * 2), one_row, X, X)
+    assert wrong is not None and "less precise" not in wrong.message
+    assert wrong.message.startswith("output 0: 32 of 32") and "; 24 of them were never written" in wrong.message
+
+
 def test_large_integers_must_be_equal_to_the_last_bit() -> None:
     big = KernelParam("int64", (4,))
     work = workload(reference=lambda x: torch.full((4,), 2**60, dtype=torch.int64), inputs=[torch.zeros(4).long()])
