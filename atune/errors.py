@@ -86,7 +86,7 @@ def type_of(value: object) -> str:
 
 def name_and_message(error: BaseException) -> str:
     """Return an exception's class and message in the form that Python prints. Never raises."""
-    return f"{name_of(error)}: {message_of(error)}"
+    return ": ".join(filter(None, (name_of(error), message_of(error))))
 
 
 T = TypeVar("T")

@@ -92,6 +92,9 @@ def test_without_runs_it_says_how_to_make_one(tmp_path: Path, monkeypatch: pytes
     assert capsys.readouterr().out == "no runs yet; start with: atune tune FILE.py\n" and not list(tmp_path.iterdir())
     assert main(["replay", "latest"]) == 2
     assert "atune runs lists 0 runs" in capsys.readouterr().err
+    recorded(tmp_path / "toy.jsonl", 5, 1.0)
+    assert main(["replay", "two"]) == 2
+    assert "atune runs lists 1 run\n" in capsys.readouterr().err
 
 
 WORDS = {"latest": "gemm-2", "1": "gemm-2", "soft": "soft-1", "gemm-1.jsonl": "gemm-1", "gemm": "gemm-2"}

@@ -54,7 +54,8 @@ def find_journal(text: str) -> str:
     else:  # whole names come first: gemm means gemm-1 before gemm_fp8-2
         matching = [path for start in (f"{text}-", text or "?") for path in runs if run_name(path).startswith(start)]
     if not matching:
-        raise UsageError(f"there is no file and no run named {text!r}: atune runs lists {len(runs)} runs")
+        listed = f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
+        raise UsageError(f"there is no file and no run named {text!r}: atune runs lists {listed}")
     return str(matching[0])
 
 

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import pytest
 
-from atune.errors import cause_in, in_one_line
+from atune.errors import cause_in, in_one_line, name_and_message
 from atune.model.artifact import Failure, Lowered, StaticFacts
 from atune.stages import codegen
 
@@ -84,3 +84,8 @@ def test_of_a_compilers_output_the_line_that_names_the_cause_is_told(
     monkeypatch.setattr(codegen, "build", build)
     [failure] = codegen.answer([Lowered(0, "", "", (), StaticFacts(), 0.0, b"")], "")
     assert isinstance(failure, Failure) and failure.message == line
+
+
+def test_an_error_without_a_message_is_its_name() -> None:
+    assert name_and_message(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert name_and_message(ValueError("n: ")) == "ValueError: n: "
