@@ -70,9 +70,10 @@ def journal_at(given: str | os.PathLike[str], *, folder: bool = False) -> Path:
     text = os.fspath(given)
     if text == LATEST and not os.path.exists(text):
         raise UsageError(f"journal: {text!r} means the newest run in commands, so a new journal needs another name")
+    if not text:
+        raise UsageError(f"journal: the path is empty: give a {'folder' if folder else 'file'}")
     if not folder and os.path.basename(text) in ("", os.curdir, os.pardir):
-        why = f"{text!r} is a folder: give a file in it" if text else "the path is empty: give a file"
-        raise UsageError(f"journal: {why}")
+        raise UsageError(f"journal: {text!r} is a folder: give a file in it")
     return Path(text)
 
 

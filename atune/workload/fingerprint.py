@@ -425,14 +425,15 @@ def show_source(functions: Iterable[Any], text: str) -> None:
     """Make `text` the source of `functions`, and of the functions of `text` that they use, under a file name that no
     other text has. Their code's own file name, such as ``<string>``, is that of other texts that `exec` ran, too.
 
-    `functions`: the first one is a function of `text`. If its file exists, nothing is changed.
+    `functions`: the first one is a function of `text`. If its file exists, nothing is changed. Functions that are not
+    found, for example because a dict holds them, keep the old file name, which then has the newest text.
     """
     waiting = [*functions]
     before = getattr(getattr(function_of(waiting[0]), "__code__", None), "co_filename", "")
     file = f"<source {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     if not before or os.path.exists(before):
         return
-    show({file: text})
+    show({before: text, file: text})
     own = set[tuple[str, int]]()
     with suppress(*_NO_TREE):
         own = {(code.co_qualname, code.co_firstlineno) for code in _codes(compile(text, file, "exec"))}

@@ -86,6 +86,7 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("run", "journal", 3, "journal must be a path, got 3"),
     *(("run", "journal", each, f"journal: {each!r} is a folder: give a file in it") for each in ("new/", "new/.")),
     ("run", "journal", "", "journal: the path is empty: give a file"),
+    ("run_set", "journal", "", "journal: the path is empty: give a folder"),
     ("run", "journal", Path("latest"), "journal: 'latest' means the newest run in commands, so a new journal needs"),
     ("run", "on_event", 3, "on_event must be a function that takes an event, got 3"),
     ("run", "on_event", functools.partial(listening), "on_event must be a plain function, because atune does not"),
