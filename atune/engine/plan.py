@@ -77,7 +77,7 @@ class Plan:
                 self.redo.append(self.candidate(group[0].index))
                 continue
             if state.entry(first).outcome is None:
-                self.suspects[deadly[0]] = state.measuring.get(deadly[0], "")
+                self.suspects[deadly[0]] = getattr(state.measuring.get(deadly[0]), "device", "")
             self.codes.update((entry.code_key, first) for entry in group if entry.code_key)
 
     @property

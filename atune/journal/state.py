@@ -270,8 +270,8 @@ class State:
         self.last_seq = -1
         self.last_mono = 0.0
         self.seconds = TimeSums()
-        self.measuring: dict[int, str] = {}
-        """The device of each candidate that is being measured, or was being measured when the program died."""
+        self.measuring: dict[int, BenchmarkStarted] = {}
+        """The start of each measurement that is going on, or was going on when the program died."""
         self._deaths: Counter[int] = Counter()
         self._ranking: list[Rank] = []
         """The measured candidates that may win, sorted by latency. Each code appears once."""
@@ -308,7 +308,7 @@ class State:
             case ArtifactBuilt():
                 self._note_library(event)
             case BenchmarkStarted():
-                self.measuring[event.index] = event.device
+                self.measuring[event.index] = event
             case CandidateMeasured():
                 self.final = None  # the final did not time this library, and no longer decides
                 self._settle(event)

@@ -11,16 +11,7 @@ import time
 from contextlib import suppress
 from typing import Self, TextIO
 
-from atune.journal.events import (
-    BenchmarkStarted,
-    Event,
-    FinalOrdered,
-    FinalStarted,
-    RunFinished,
-    RunInterrupted,
-    RunStarted,
-    Warned,
-)
+from atune.journal.events import Event, FinalOrdered, FinalStarted, RunFinished, RunInterrupted, RunStarted, Warned
 from atune.journal.state import State, Status, header_in, recorded_budget
 from atune.model.candidate import Config, describe_config, printable
 from atune.model.settings import Budget
@@ -49,7 +40,6 @@ class Progress:
         self.state = State()
         self._since, self._begun = since, False
         self._mono = self._started_mono = self._event_time = 0.0
-        self._measured_since: dict[int, float] = {}
         self._shown_mono = min(0.0, INTERVAL_S - self._interval_s)
         self._shown = self._final = ""
         self._on_terminal, self._rows = False, 0
@@ -74,8 +64,6 @@ class Progress:
         """Take an event into account. If the interval has passed, also update the display."""
         self.state.apply(event)
         self._mono, self._event_time = event.mono, event.time
-        if isinstance(event, BenchmarkStarted):
-            self._measured_since[event.index] = event.mono
         if isinstance(event, RunStarted):
             self._started_mono = event.mono  # before this event, the time went into imports
             if self._as_recorded:
@@ -140,12 +128,12 @@ class Progress:
     @property
     def slow(self) -> str:
         """A text about the candidate that is being measured for the longest time. Empty if no candidate is slow."""
-        index = next(iter(self.state.measuring), None)
-        took_s = 0.0 if index is None else self._mono - self._measured_since.get(index, self._mono)
+        begun = next(iter(self.state.measuring.values()), None)
         limit_s = header_in(self.state).settings.get("benchmark", {}).get("benchmark_timeout_s")
-        if took_s < INTERVAL_S or not isinstance(limit_s, float | int):
+        if begun is None or self._mono - begun.mono < INTERVAL_S or not isinstance(limit_s, float | int):
             return ""
-        return f"candidate {index} has run for {duration(min(took_s, limit_s))} of at most {duration(limit_s)}"
+        took_s = min(self._mono - begun.mono, limit_s)
+        return f"candidate {begun.index} has run for {duration(took_s)} of at most {duration(limit_s)}"
 
     def _show(self) -> None:
         state, counts = self.state, self.state.counts
