@@ -42,6 +42,7 @@ class Engine:
         work, now = CachedWork(workload, plan), float(len(self.runs))
         spec, keys = work.spec, [config_key(config) for config in work.spec.configs]
         events: list[Any] = [msgspec.structs.replace(work.header, time=now)]
+        checked = bool(workload.reference or workload.check)
         for i, config in enumerate(spec.configs):
             if config.get("block") in self.refuses:
                 continue
@@ -52,7 +53,7 @@ class Engine:
             events += [
                 CandidateProposed(seq=n, key=keys[i], config=config, **common),
                 CandidateLowered(seq=n + 1, **keyed, facts=StaticFacts(), seconds=0.0, **common),
-                CandidateMeasured(seq=n + 2, device="cpu", timing=timing, checked=False, **common),
+                CandidateMeasured(seq=n + 2, device="cpu", timing=timing, checked=checked, **common),
             ]
         events.append(
             RunFinished(seq=len(events), time=now, mono=0.0, wall_s=0.0, reason="exhausted", roles=Roles((1,)))

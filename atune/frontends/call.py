@@ -398,15 +398,6 @@ class TunedCall:
         workload.key, workload.like_tilelang = self.key, self.options.like_tilelang
         return workload
 
-    @property
-    def unchecked(self) -> str:
-        """The reason that the tuning compares no outputs. Empty if it compares outputs, or if nobody expects it to:
-        `check` is off, or tilelang's rules apply, because tilelang's own tuner does not warn either."""
-        checked = self.workload.reference or self.workload.check
-        if checked or self.options.like_tilelang or not self.call.plan.settings.benchmark.check:
-            return ""
-        return "the kernel has no reference and no check, so a wrong kernel may win. Give reference="
-
     @functools.cached_property
     def work(self) -> CachedWork:
         """The workload, its plan, and its key in the result cache."""

@@ -25,6 +25,7 @@ from atune.journal.result import TuneResult
 from atune.model.artifact import Artifact, Roles
 from atune.model.candidate import BASELINE, Config, config_key, describe_config, printable
 from atune.model.folders import loadable, read_file
+from atune.reporting.summary import why_unchecked
 from atune.workers.result_key import CacheEntry, read_exported, same_problem
 from atune.workers.server import in_worker
 from atune.workload.workload import Workload
@@ -135,9 +136,10 @@ class Winners:
                 "task. Before the call, await tune_async(…) with the same arguments"
             )
         before = len(self._settled)
-        _, mine = run_blocking(self._once, call, call.problem_text in known, False)
-        if mine and not before and call.unchecked:
-            warn_caller(f"{self._name}: the outputs were not checked: {call.unchecked}", RuntimeWarning)
+        winner, mine = run_blocking(self._once, call, call.problem_text in known, False)
+        expected = call.work.settings.benchmark.check and not call.options.like_tilelang  # tilelang's tuner is silent
+        if mine and not before and expected and winner.result and (why := why_unchecked(winner.result)):
+            warn_caller(f"{self._name}: the outputs were not checked: {why}", RuntimeWarning)
         return self.find(call, on_miss)
 
     def _picked(self, call: TunedCall) -> Winner | None:

@@ -219,8 +219,8 @@ def test_a_kernel_that_nothing_checks_is_said_once_at_the_call(tuned: Any, engin
     plain = tuned()
     with pytest.warns(RuntimeWarning) as warned:
         assert plain.best_config(64) == plain.best_config(64) and plain.best_config(128)
-    why = "the outputs were not checked: the kernel has no reference and no check, so a wrong kernel may win"
-    assert [str(one.message) for one in warned] == [f"scale: {why}. Give reference="]
+    why = "the outputs were not checked: the workload has no reference and no check, or its outputs are empty"
+    assert len(warned) == 1 and str(warned[0].message).startswith(f"scale: {why}")
     assert warned[0].filename == __file__
     with warnings.catch_warnings(action="error"):
         for options in ({"reference": doubled}, {"check": lambda *_: None}, {"tuning": {"check": False}}):
