@@ -274,11 +274,11 @@ def write_output(path: str, data: bytes) -> None:
         with whole_file(Path(real)) as part:
             _write_synced(part, [data])
             os.chmod(part, stat.S_IMODE(mode))
-    except FileNotFoundError as error:
-        folder = os.path.dirname(os.path.abspath(path))
-        raise UsageError(f"cannot write {path}: there is no folder {folder}; create it first") from error
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        why, missing = error.strerror or error, isinstance(error, FileNotFoundError) and error.filename
+        if missing:  # without a name, the working directory is gone
+            why = f"there is no folder {os.path.dirname(missing)}; create it first"
+        raise UsageError(f"cannot write {path}: {why}") from error
 
 
 def _write_synced(path: str, parts: Iterable[bytes]) -> None:

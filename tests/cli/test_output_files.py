@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from processes import environment
 
-from atune.errors import JournalError
+from atune.errors import JournalError, UsageError
 from atune.frontends.cli.main import main
 from atune.journal.merge import merge
 from atune.journal.reader import replay
+from atune.journal.writer import write_output
 
 DATA = Path(__file__).parents[1] / "data" / "schema-1.jsonl"
 
@@ -75,6 +76,20 @@ def test_a_full_disk_leaves_the_old_file(journal: Path, tmp_path: Path, capsys: 
     link.symlink_to(output)
     assert main([word.replace(str(output), str(link)) for word in words]) == 0
     assert link.is_symlink() and output.stat().st_mode & 0o777 == 0o640 and output.read_text() != old
+
+
+def test_a_missing_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the folder that a link leads to. Where the working directory is gone, there is none to name."""
+    link, gone = tmp_path / "link", tmp_path / "gone"
+    link.symlink_to(gone / "x")
+    for path in (link, gone / "x"):
+        with pytest.raises(UsageError, match=f"cannot write {path}: there is no folder {gone}; create it first$"):
+            write_output(str(path), b"")
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UsageError, match=r"cannot write x: No such file or directory$"):
+        write_output("x", b"")
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
