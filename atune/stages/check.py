@@ -351,7 +351,7 @@ def _described(label: str, pair: Pair, tolerance: Tolerance, bad: Any, worst: fl
     limits = f"rtol {tolerance.rtol:g}, atol {atol:.3g}"
     text = f"{where} differ by more than {limits}: first at {[*place]}, {values}; largest difference {worst:.3g}"
     if never := int((~written).sum().item()):
-        text += f"; {never} of them were never written"
+        text += f"; the kernel never wrote {never} of them"
     if out.is_floating_point() and ref.is_floating_point() and ref.element_size() < out.element_size():
         text += f"; the reference returns {ref.dtype}, which is less precise than the output's {out.dtype}"
     return Mismatch("mismatch", text.replace("torch.", ""))
