@@ -113,7 +113,7 @@ def add_commands(parser: Parser) -> None:
     )
     add("bundle", "runs:bundle_command", text, journals, folder, settings)
 
-    which = "the candidate's number [default: the winner, or without a winner, the first failure]"
+    which = "the candidate's number [default: the winner, or without a winner, the first failure; for a set, its table]"
     index = _taking("index", type=int, nargs="?", metavar="INDEX", help=which)
     add("show", "runs:show_command", "Show all that a journal has about a candidate; runs no code", journal, index)
     text = "Compile a configuration, and show its layouts, registers and occupancy; or compare two configurations"
