@@ -8,7 +8,6 @@ import json
 import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import msgspec
@@ -75,10 +74,9 @@ def rows(result: Result, records: Iterable[Record] | None = None) -> list[dict[s
     return [row(record) for record in (result.all_records if records is None else records)]
 
 
-def _columns(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns ``kind.NAME`` for `values`. A value that is not plain becomes JSON text."""
-    plain = (str, int, float, NoneType)
-    return {f"{kind}.{n}": v if isinstance(v, plain) else json.dumps(v) for n, v in values.items()}
+def _columns(kind: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return columns ``kind.NAME`` for the values in `known`. A value that is not plain becomes JSON text."""
+    return {f"{kind}.{n}": v if isinstance(v, str | int | float | None) else json.dumps(v) for n, v in known.items()}
 
 
 def _fields(part: object, *names: str) -> dict[str, Any]:
