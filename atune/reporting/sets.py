@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,16 +17,7 @@ from atune.errors import UsageError
 from atune.journal.reader import replay
 from atune.journal.result import Ratio, Record, Result
 from atune.journal.set_folder import TunedProblem, journals_in
-from atune.model.candidate import (
-    Config,
-    config_key,
-    describe_config,
-    distance,
-    is_size,
-    printable,
-    shortened,
-    with_tuples,
-)
+from atune.model.candidate import Config, config_key, describe_config, distance, is_size, printable, with_tuples
 from atune.model.measurement import median_interval
 from atune.model.space import Space
 from atune.reporting.export import aligned
@@ -371,7 +363,7 @@ def compare(before: Results, after: Results, *, fail_over: float = 0.02) -> Comp
     if not both:
         headers = [[result.header for result in side.values()] for side in (earlier, later)]
         names = ["; ".join(_named(header.workload, header.arguments) for header in side) for side in headers]
-        first, second = (shortened(text, LINE_CHARACTERS) for text in names)
+        first, second = (textwrap.shorten(text, LINE_CHARACTERS, placeholder="…") for text in names)
         raise UsageError(f"no problem is in both sets:\n  before: {first}\n  after: {second}")
     changed: dict[str, None] = {}
     for old, new in ((_setup(earlier[key]), _setup(later[key])) for key in both):

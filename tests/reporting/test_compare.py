@@ -61,7 +61,7 @@ def test_problems_are_matched_by_kernel_and_arguments(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"is in both sets:\n  before: toy shape=.*8, 2.\n  after: b shape="):
         compare(tmp_path, after[2])
     many = [tuned({"M": m}, 1) for m in range(99)]
-    with pytest.raises(UsageError, match=r"before: toy M=0; toy M=1; .*….* toy M=98\n  after: toy M=99$"):
+    with pytest.raises(UsageError, match=r"before: toy M=0; toy M=1; .*…\n  after: toy M=99$"):
         compare(many, tuned({"M": 99}, 1))
     with pytest.raises(UsageError, match="fail_over must be zero or more"):
         compare(after, after, fail_over=-0.1)
