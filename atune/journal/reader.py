@@ -147,10 +147,9 @@ def _inside(folder: Path) -> str:
     """Return text that says which journals a folder has, with a line for each of the first journals."""
     journals, lines = sorted(folder.glob("*.jsonl")), ["give a journal in it, such as"]
     for path in journals[:NAMED_JOURNALS]:
-        header = None
+        problem = ""
         with suppress(JournalError):  # the journal is damaged
-            header = next(iter(JournalReader(path)), None)
-        problem = describe_config(header.arguments) if isinstance(header, RunStarted) else ""
+            problem = describe_config(cast(RunStarted, next(iter(JournalReader(path)))).arguments)
         lines.append(f"{path}  {problem}".rstrip())
     more = len(journals) - NAMED_JOURNALS
     return "\n  ".join([*lines, f"and {more} more"] if more > 0 else lines) if journals else "it has no *.jsonl file"
