@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import shlex
 import sys
@@ -17,6 +16,7 @@ from atune.frontends.cli.output import (
     NO_WINNER,
     USAGE,
     OutputLost,
+    answer,
     print_lines,
     print_message,
     print_out,
@@ -88,10 +88,7 @@ def show(result: Result, arguments: argparse.Namespace) -> int:
 
     if getattr(arguments, "table", False):
         print_lines([*map(Line, table(result).splitlines()), Line("")])
-    if arguments.json:
-        print_out(json.dumps(summary(result)))
-    else:
-        print_lines(result_lines(result))
+    answer(arguments, lambda: summary(result), lambda: result_lines(result))
     return OK if result.best is not None else NO_WINNER
 
 
@@ -105,10 +102,7 @@ def show_set(result: SetResult, arguments: argparse.Namespace) -> int:
         for row in result:
             if row.result is not None:
                 print_out(f"{row.problem}\n{table(row.result)}\n")
-    if arguments.json:
-        print_out(json.dumps(set_data(result, result.folder)))
-    else:
-        print_lines(set_lines(result, result.folder))
+    answer(arguments, lambda: set_data(result, result.folder), lambda: set_lines(result, result.folder))
     return OK if len(result.winners) == len(result) else NO_WINNER
 
 

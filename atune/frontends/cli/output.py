@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,14 @@ def write(data: bytes, output: str, done: str, arguments: argparse.Namespace) ->
 def print_lines(lines: Iterable[Line]) -> None:
     """Print `lines` on stdout, fitted to the terminal's width and colours. Raises like `print_out`."""
     _write_out(f"{fitted(lines, sys.stdout)}\n")
+
+
+def answer(arguments: argparse.Namespace, data: Callable[[], object], lines: Callable[[], Iterable[Line]]) -> None:
+    """Print what a command found: with --json, the object `data` on one line, and otherwise `lines`."""
+    if arguments.json:
+        print_out(json_text.dumps(data()))
+    else:
+        print_lines(lines())
 
 
 def print_message(message: str, kind: str = "error: ") -> None:

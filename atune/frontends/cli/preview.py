@@ -23,7 +23,7 @@ from atune.engine.settings import check_code, check_parts
 from atune.engine.strategy import AUTO
 from atune.errors import UsageError
 from atune.frontends.cli.main import OK
-from atune.frontends.cli.output import NO_WINNER, print_lines, print_message, print_out
+from atune.frontends.cli.output import NO_WINNER, answer, print_message, print_out
 from atune.frontends.cli.runs import find_journal, record_at
 from atune.frontends.compile_all import compile_candidates, compilers, raise_failures
 from atune.frontends.pick import pick
@@ -56,11 +56,9 @@ def dry_run_command(workload: FileRef, plan: RunPlan, arguments: argparse.Namesp
     known: dict[str, Any] = {"layouts": []}
     if settings.compile.layouts is not None:
         known, _ = anyio.run(_compile_space, workload, plan.with_settings(budget=Budget()), False)
-    if arguments.json:
-        print_out(json.dumps(_counts(spec) | {"to_do": to_do, "layouts": known["layouts"]}))
-    else:
-        lines = dry_run_lines(spec, f"{to_do:,} candidates, strategy {settings.strategy or AUTO}")
-        print_lines(map(Line, [*lines, *_layout_lines(known)]))
+    data = _counts(spec) | {"to_do": to_do, "layouts": known["layouts"]}
+    lines = dry_run_lines(spec, f"{to_do:,} candidates, strategy {settings.strategy or AUTO}")
+    answer(arguments, lambda: data, lambda: map(Line, [*lines, *_layout_lines(known)]))
     return OK
 
 
@@ -93,10 +91,8 @@ def dry_run_lines(spec: WorkloadSpec, to_do: str) -> Iterator[str]:
 def compile_only_command(workload: FileRef, plan: RunPlan, arguments: argparse.Namespace) -> int:
     """Compile the first candidates of a tuning by `plan`, and print the outcome. Returns 1 if nothing compiled."""
     data, failures = anyio.run(_compile_space, workload, plan)
-    if arguments.json:
-        print_out(json.dumps({**data, "failures": failures_data(failures)}))
-    else:
-        print_lines(map(Line, _compile_lines(data, failures)))
+    whole = {**data, "failures": failures_data(failures)}
+    answer(arguments, lambda: whole, lambda: map(Line, _compile_lines(data, failures)))
     return OK if data["compiled"] else NO_WINNER
 
 
@@ -247,9 +243,6 @@ def pick_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     workload = parse_file_ref(arguments.workload, "atune pick")
     workload = msgspec.structs.replace(workload, arguments=one_problem(arguments.arg, "pick"))
     picked = pick(workload, arguments.n, arguments.gpu)
-    if arguments.json:
-        print_out(json.dumps(msgspec.to_builtins(picked)))
-        return 0
     unfit = f", {picked.unfit:,} of which cannot run" if picked.unfit else ""
     unfit += f", {picked.unknown:,} of which did not answer in time" if picked.unknown else ""
     lines = [f"space      {picked.candidates:,} candidates{unfit}; nothing was compiled or measured"]
@@ -259,5 +252,5 @@ def pick_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     for place, choice in enumerate(picked.choices, 1):
         expected = "" if choice.estimate_ms is None else f"about {choice.estimate_ms:.4g} ms: "
         lines.append(f"choice {place:<4}{expected}{describe_config(choice.config)}")
-    print_lines(map(Line, lines))
+    answer(arguments, lambda: msgspec.to_builtins(picked), lambda: map(Line, lines))
     return 0

@@ -19,7 +19,7 @@ import msgspec
 from atune.errors import AtuneError, UsageError
 from atune.frontends.cli.commands import SHOWN
 from atune.frontends.cli.main import show, show_set
-from atune.frontends.cli.output import print_lines, print_message, print_out, write
+from atune.frontends.cli.output import answer, print_lines, print_message, print_out, write
 from atune.frontends.run_options import LATEST
 from atune.journal.events import RunStarted
 from atune.journal.merge import merge
@@ -283,10 +283,8 @@ def bundle_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int
     folder, n = arguments.output, len(results)
     say = functools.partial(print_message, kind="")
     digest = save_bundle(folder, results, accept=arguments.accept, say=say)
-    if arguments.json:
-        print_out(json.dumps({"output": folder, "problems": n, "digest": digest}))
-    else:
-        print_out(f"bundle     {folder}, {n} problem{'s' * (n > 1)}\ndigest     {digest}")
+    lines = [Line(f"bundle     {folder}, {n} problem{'s' * (n > 1)}"), Line(f"digest     {digest}")]
+    answer(arguments, lambda: {"output": folder, "problems": n, "digest": digest}, lambda: lines)
     return 0
 
 
