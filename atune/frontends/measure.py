@@ -188,8 +188,7 @@ def _digest(program: Program) -> str:
 async def _described(work: Any, plan: RunPlan, arguments: Mapping[str, Any] | None) -> LocalMachine:
     """Return a machine for the task, with the task's default as the baseline. Raises `UsageError`."""
     if arguments is not None:
-        whole = isinstance(work, Workload)
-        work = work.at(arguments) if whole else msgspec.structs.replace(work, arguments=dict(arguments))
+        work = work.at(arguments)
     machine: Any = await anyio.to_thread.run_sync(plan.machine_for, work, abandon_on_cancel=True)
     async with machine.open():
         await machine.discover()

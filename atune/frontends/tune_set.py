@@ -337,7 +337,7 @@ class _SetRun:
         plan = plan.with_settings(compile=self._compile())
         if fresh and (nearest := self._nearest(problem)):
             plan = plan.with_settings(advise=adviser(self._warm, nearest))
-        make = partial(Tuner.planned, self._at(problem.arguments), plan)
+        make = partial(Tuner.planned, self._workload.at(problem.arguments), plan)
         tuner = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         try:
             with scope:
@@ -359,11 +359,6 @@ class _SetRun:
         work = event.workload, event.kernel
         self._of = self._of or work
         return work[0] == self._of[0] and (work == self._of or "kernel" in self._plan.settings.accept)
-
-    def _at(self, arguments: Mapping[str, Any]) -> Workload | FileRef:
-        if isinstance(self._workload, Workload):
-            return self._workload.at(arguments)
-        return msgspec.structs.replace(self._workload, arguments=dict(arguments))
 
     def _nearest(self, problem: Problem) -> list[Result]:
         """Return the results of the nearest problems that ended with a winner."""

@@ -14,7 +14,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
 from operator import attrgetter
 from pathlib import Path
@@ -49,6 +49,9 @@ class FileRef(msgspec.Struct, frozen=True, tag="file"):
     @property
     def origin(self) -> str:
         return f"{self.path}:{self.name}" if self.name else self.path
+
+    def at(self, arguments: Mapping[str, Any]) -> FileRef:
+        return msgspec.structs.replace(self, arguments=dict(arguments))
 
 
 class PickleRef(msgspec.Struct, frozen=True, tag="pickle"):

@@ -219,7 +219,7 @@ def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Candidate]
         if indices:
             raise UsageError(f"an INDEX needs a journal, but {what} is a workload: give --config a=1,b=2")
         ref, problem = parse_file_ref(what, "atune explain"), one_problem(arguments.arg, "explain")
-        ref, target = msgspec.structs.replace(ref, arguments=problem), target or "auto"
+        ref, target = ref.at(problem), target or "auto"
         candidates = numbered([*map(parse_config, arguments.config)] or [{}])
     elif arguments.config or arguments.arg:
         raise UsageError("--config and --arg work with FILE.py:NAME only: for a journal, give the candidate's INDEX")
@@ -230,7 +230,7 @@ def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Candidate]
         for candidate in candidates:
             check_code(CompileSettings(), candidate.config, check_parts(arguments.accept))
         ref = origin_of(result.header, say=partial(print_message, kind="")) if given is None else given
-        ref = msgspec.structs.replace(ref, arguments=result.header.arguments)
+        ref = ref.at(result.header.arguments)
         target = target or options_of(result.header)["target"]
     parse_target(target)
     return ref, candidates, target
@@ -240,8 +240,7 @@ def _to_explain(arguments: argparse.Namespace) -> tuple[FileRef, list[Candidate]
 
 
 def pick_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
-    workload = parse_file_ref(arguments.workload, "atune pick")
-    workload = msgspec.structs.replace(workload, arguments=one_problem(arguments.arg, "pick"))
+    workload = parse_file_ref(arguments.workload, "atune pick").at(one_problem(arguments.arg, "pick"))
     picked = pick(workload, arguments.n, arguments.gpu)
     unfit = f", {picked.unfit:,} of which cannot run" if picked.unfit else ""
     unfit += f", {picked.unknown:,} of which did not answer in time" if picked.unknown else ""

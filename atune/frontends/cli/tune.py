@@ -60,7 +60,7 @@ def tune_command(arguments: argparse.Namespace, interrupts: Interrupts) -> int:
     set_too = sizes and is_set(Path(arguments.journal or ""))
     if arguments.problems is not None or several or set_too:
         return _tune_set(workload, Problems(arguments.problems or (), **sizes), arguments, interrupts)
-    workload = msgspec.structs.replace(workload, arguments={name: value for name, (value,) in sizes.items()})
+    workload = workload.at({name: value for name, (value,) in sizes.items()})
     if arguments.dry_run or arguments.compile_only:
         refused = {
             "--compile-only: --dry-run compiles nothing": arguments.dry_run and arguments.compile_only,
