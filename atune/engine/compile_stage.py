@@ -230,7 +230,6 @@ class CompileStage:
         return compare
 
     def _update(self) -> None:
-        """Bring the scheduler's state up to date."""
         if self.run.stopping:
             self._drop_queues()
         self.state.waiting = len(self._back) + self._proposals.statistics().current_buffer_used

@@ -23,7 +23,6 @@ from atune.model.folders import cache_folder, make_private_folder, regular_file,
 
 
 def line_of(event: Event) -> bytes:
-    """Return the journal's line for `event`."""
     body = encode(event)
     return b'{"crc":"%08x","event":%b}\n' % (zlib.crc32(body), body)
 

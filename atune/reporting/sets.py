@@ -102,7 +102,6 @@ def regret_matrix(results: Results) -> RegretMatrix:
 
 
 def _finalists(result: Result) -> list[Record]:
-    """Return the finalists that may win."""
     final = {entry.index for entry in result.final}
     return [record for record in _contenders(result) if record.index in final]
 

@@ -75,7 +75,6 @@ def _counts(spec: WorkloadSpec) -> dict[str, Any]:
 
 
 def dry_run_lines(spec: WorkloadSpec, to_do: str) -> Iterator[str]:
-    """Yield the outcome of a dry run as lines of text."""
     counts = _counts(spec)
     yield f"workload   {spec.name}: {describe_config(spec.arguments) or 'without arguments'}"
     yield f"space      {counts['points']:,} points, of which {spec.total:,} are candidates"

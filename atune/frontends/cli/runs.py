@@ -123,7 +123,6 @@ _HEADS = ("#", "kernel", "problem", "best", "tried", "journal")
 
 
 def _row(run: dict[str, Any]) -> tuple[str, ...]:
-    """Return the texts for a run's row of the table."""
     number, name = str(run["number"]), printable(run_name(Path(run["journal"])).removesuffix(".jsonl"))
     if "error" in run:
         return number, run["state"], "", "", "", name
