@@ -63,7 +63,8 @@ def test_what_a_run_raises_survives_with_its_records() -> None:
 ENCODINGS = "ascii", "latin-1", "utf-8"
 PRINTS = f"""
 import sys, atune, value_kernels as kernels
-found = atune.run_set(kernels.COMPUTED, [{{"N": 64}}, {{"N": 128}}], target="c", progress=False)
+problems = [{{"N": n, "order": "…"}} for n in (64, 128)]
+found = atune.run_set(kernels.ARGUMENT, problems, target="c", progress=False)
 for encoding in {ENCODINGS}:
     sys.stdout.reconfigure(encoding=encoding)
     print(found)
@@ -81,7 +82,7 @@ def test_a_result_prints_in_any_encoding() -> None:
         text = printed.decode(encoding)
         assert text.isascii() is (encoding == "ascii")
         assert ("\\xd7 default" if encoding == "ascii" else "× default") in text
-        assert ("Workload(…," if encoding == "utf-8" else "Workload(\\u2026,") in text
+        assert ("order='…'" if encoding == "utf-8" else "order='\\u2026'") in text
 
 
 def test_commands_work_in_the_locale_of_a_bare_container(tmp_path: Path) -> None:
