@@ -8,6 +8,7 @@ import ast
 import copyreg
 import enum
 import functools
+import gc
 import hashlib
 import inspect
 import linecache
@@ -16,7 +17,15 @@ import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from types import BuiltinFunctionType, CodeType, MethodDescriptorType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -425,27 +434,32 @@ def show_source(functions: Iterable[Any], text: str) -> None:
     """Make `text` the source of `functions`, and of the functions of `text` that they use, under a file name that no
     other text has. Their code's own file name, such as ``<string>``, is that of other texts that `exec` ran, too.
 
-    `functions`: the first one is a function of `text`. If its file exists, nothing is changed. Functions that are not
-    found, for example because a dict holds them, keep the old file name, which then has the newest text.
+    `functions`: the first one is a function of `text`. If its file exists, nothing is changed. If its code is not that
+    of `text`, for example because `text` was dedented before it ran, `text` is shown under the old file name.
     """
-    waiting = [*functions]
-    before = getattr(getattr(function_of(waiting[0]), "__code__", None), "co_filename", "")
-    file = f"<source {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
-    if not before or os.path.exists(before):
+    waiting = list(map(function_of, functions))
+    module, code = getattr(waiting[0], "__module__", None), getattr(waiting[0], "__code__", None)
+    if code is None or os.path.exists(code.co_filename):
         return
-    show({before: text, file: text})
-    own = set[tuple[str, int]]()
+    file = f"<source {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
+    own, seen = set[CodeType](), set[int]()
     with suppress(*_NO_TREE):
-        own = {(code.co_qualname, code.co_firstlineno) for code in _codes(compile(text, file, "exec"))}
-    while waiting and before != file:
-        function = function_of(waiting.pop())
-        function = getattr(function, "__func__", function)
-        code = getattr(function, "__code__", None)
-        if code is None or code.co_filename != before or (code.co_qualname, code.co_firstlineno) not in own:
+        inherited = code.co_flags & annotations.compiler_flag
+        own = {*_codes(compile(text, file, "exec", inherited, dont_inherit=True))}  # equality ignores file names
+    show({file if code in own else code.co_filename: text})
+    while waiting and code in own:
+        each = waiting.pop()
+        if id(each) in seen or (isinstance(each, FunctionType) and each.__code__ not in own):
             continue
-        function.__code__, used = _in_file(code, file), function.__globals__
-        waiting += [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
-        waiting += [used[name] for name in global_names(code) if name in used]
+        seen.add(id(each))
+        if isinstance(each, FunctionType):
+            each.__code__ = _in_file(each.__code__, file)
+        if isinstance(each, _HOLDERS) or type(each).__module__ == module != "builtins":
+            waiting += gc.get_referents(each)
+
+
+_HOLDERS = FunctionType, MethodType, CellType, dict, list, tuple, type, staticmethod, classmethod, functools.partial
+"""Types of objects, besides those of the user's classes, that may hold a function."""
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -75,10 +75,25 @@ def test_a_fingerprint_is_of_the_text_alone() -> None:
 
 
 def test_a_function_of_another_text_keeps_its_file() -> None:
-    exec("def double(A):\n    return A * 2", names := {"__name__": "made"})
-    exec(text := TEXT.replace("FACTOR", "2.0"), names)
-    atune.Workload(names["scale"], {"block": [16]}, arguments={"n": 64}, reference=names["double"], source=text)
-    assert names["double"].__code__.co_filename == "<string>" != names["scale"].__code__.co_filename
+    """Also if it has the same name in the same line; it then has no source, and is known by its code."""
+    known = set[str]()
+    for by in ("2.0", "4.0"):
+        exec(TEXT.replace("FACTOR", "2.0").replace("JUDGED", by), judge := {"__name__": "made"})
+        exec(text := TEXT.replace("FACTOR", "2.0").replace("JUDGED", "3.0"), names := {"__name__": "made"})
+        reference = judge["Judge"]().reference
+        work = atune.Workload(names["scale"], {"block": [16]}, arguments={"n": 64}, reference=reference, source=text)
+        assert reference.__func__.__code__.co_filename == "<string>" != work.kernel.__code__.co_filename
+        known.add(fingerprint(work))
+    assert len(known) == 2
+
+
+def test_a_reference_that_comes_later_is_found() -> None:
+    text = TEXT.replace("FACTOR", "2.0").replace("JUDGED", "2.0")
+    exec(text, names := {"__name__": "made"})
+    for reference in (names["multiplied"], names["Judge"]().reference):
+        names["added"] = reference  # or any other way in which a function comes into the program later
+        work = atune.Workload(names["scale"], {"block": [16]}, arguments={"n": 64}, reference=reference, source=text)
+        assert "return" in inspect.getsource(work.reference)
 
 
 def test_texts_that_are_tuned_at_once_keep_their_kernels() -> None:
