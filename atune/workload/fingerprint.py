@@ -431,11 +431,11 @@ def show(texts: Mapping[str, str]) -> None:
 
 
 def show_source(functions: Iterable[Any], text: str) -> None:
-    """Make `text` the source of `functions`, and of the functions of `text` that they use, under a file name that no
-    other text has. Their code's own file name, such as ``<string>``, is that of other texts that `exec` ran, too.
+    """Make `text` the source of `functions`, and of the functions of `text` that they use, under a file name of its
+    own. Otherwise, all texts that `exec` runs share a name such as ``<string>``, and Python shows one for another.
 
-    `functions`: the first one is a function of `text`. If its file exists, nothing is changed. If its code is not that
-    of `text`, for example because `text` was dedented before it ran, `text` is shown under the old file name.
+    `functions`: the first one is a function of `text`. If its file exists, nothing changes. If it was not compiled from
+    `text`, for example because `text` was dedented before it ran, `text` is shown under the old file name.
     """
     waiting = list(map(function_of, functions))
     module, code = getattr(waiting[0], "__module__", None), getattr(waiting[0], "__code__", None)
